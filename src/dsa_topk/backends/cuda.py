@@ -1,0 +1,127 @@
+"""Our CUDA kernels as a backend: device limits, launch choice, and the call into the compiled module."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from dsa_topk import _plan
+from dsa_topk._call import FORMS, Call
+from dsa_topk.backends import Capabilities
+
+name = "cuda"
+capabilities = Capabilities(device_types=("cuda",), note="one launch, ordered, always graph-safe")
+
+_FORM_NUMBER = {form: number for number, form in enumerate(FORMS)}
+_modules: dict[int, tuple[Any, _plan.DeviceLimits]] = {}  # by device index
+_override: _plan.Plan | None = None
+_counters: torch.Tensor | None = None
+
+PATHS = ("trivial", "fast", "second try", "plateau", "exact")
+"""What `count_paths` counts: the paths of csrc/args.h."""
+
+
+@functools.lru_cache(maxsize=1)
+def unavailable() -> str | None:
+    """Why this machine can't run the kernels: no GPU, or no build and no compiler."""
+    if not torch.cuda.is_available():
+        return "no CUDA device (torch.cuda.is_available() is False)"
+    from dsa_topk import jit
+
+    return jit.unavailable_reason()
+
+
+def refuses(call: Call) -> str | None:
+    """Say why the kernels can't serve this call, or return None."""
+    if call.scores.is_cuda:
+        return None  # everything else of the contract is served
+    return capabilities.refuses_call(call)
+
+
+def run(call: Call) -> None:
+    """Launch the selection on the current stream of the scores' device."""
+    scores = call.scores
+    found = _modules.get(scores.device.index)
+    if found is None:
+        found = _load(scores.device.index)
+    select, limits = found
+    plan = _override or _plan.choose(scores.shape[0], scores.shape[1], call.k, limits)
+    select(
+        scores,
+        call.lengths,
+        call.row_starts,
+        call.out_offsets,
+        call.page_table,
+        call.row_to_batch,
+        call.page_table_starts,
+        call.out,
+        call.out_positions,
+        call.out_scores,
+        _counters,
+        call.k,
+        _FORM_NUMBER[call.form],
+        call.page_size,
+        call.tie_break == "largest",
+        call.order == "score",
+        plan.number,
+        plan.cluster,
+        plan.margin,
+    )
+
+
+def _load(index: int) -> tuple[Any, _plan.DeviceLimits]:
+    from dsa_topk import jit
+
+    module = jit.load(device_index=index)
+    found = _modules[index] = (module.select, _limits(index, module))
+    return found
+
+
+def _limits(index: int, module: Any) -> _plan.DeviceLimits:
+    properties = torch.cuda.get_device_properties(index)
+    clusters = [0] * 17
+    if properties.major >= 9:
+        kernel = _plan.KERNELS.index("Cluster512")
+        for size in _plan.CLUSTER_SIZES:
+            # A slice of 65536 scores and k = 2048: the largest footprint that the choice asks for at its usual sizes.
+            clusters[size] = module.probe(index, kernel, size, 65536 * size, 2048)
+    return _plan.DeviceLimits(
+        sms=properties.multi_processor_count,
+        smem_per_block=properties.shared_memory_per_block_optin,
+        clusters=tuple(clusters),
+    )
+
+
+def describe(*, device: torch.device, rows: int | None = None, width: int | None = None, k: int = 2048, **_: Any) -> str:
+    """Say which launch would serve a call of this size (for `dsa_topk.explain`)."""
+    if rows is None or width is None:
+        return "pass rows and width to see the launch"
+    index = torch.cuda.current_device() if device.index is None else device.index
+    _, limits = _modules.get(index) or _load(index)
+    return str(_plan.choose(rows, width, k, limits))
+
+
+@contextlib.contextmanager
+def use_plan(plan: _plan.Plan) -> Iterator[None]:
+    """Launch every call with `plan` inside the block (tests and tuning)."""
+    global _override
+    before, _override = _override, plan
+    try:
+        yield
+    finally:
+        _override = before
+
+
+@contextlib.contextmanager
+def count_paths(device: torch.device | str | int = "cuda") -> Iterator[torch.Tensor]:
+    """Count the rows that take each of `PATHS` inside the block: an int32 tensor on ``device``, filled by the kernels."""
+    global _counters
+    before, _counters = _counters, torch.zeros(len(PATHS), dtype=torch.int32, device=device)
+    try:
+        yield _counters
+    finally:
+        _counters = before

@@ -1,0 +1,86 @@
+// Shape of a filter kernel: compile-time configuration, shared memory, and the candidates it collects.
+//
+// Shared memory: FilterShared | arena: regions [cluster][region_cap] (kMulti), lists [kList + kBatch][kThreads], spill
+// [kSpill]; reused for the plateau bitmap and, at the end, for the staged positions | bitmap.
+#pragma once
+#include "slice.cuh"
+
+namespace dsa {
+
+// launch.h names the instantiations and Python chooses among them.
+template <class Element, int Threads, int SamplesPerThread, int ListEntries, int MinBlocks, bool Multi>
+struct FilterConfig {
+  using E = Element;
+  static constexpr int kThreads = Threads, kWarps = Threads / 32, kSamples = SamplesPerThread;
+  static constexpr int kList = ListEntries;  // candidates a thread keeps before it spills to the shared list
+  static constexpr int kBatch = 8;           // scores a thread tests before it looks at its list; the slack of the list
+  static constexpr int kSpill = 512;
+  static constexpr int kBins = Threads > 512 ? Threads : 512;
+  static constexpr int kMinBlocks = MinBlocks;
+  static constexpr bool kMulti = Multi;
+  static constexpr int kListBytes = ((kList + kBatch) * kThreads + kSpill) * 8;
+  static_assert(kSamples % 4 == 0, "samples come in groups of four quarter rows");
+  static_assert(kWarps <= 32, "per-warp counts are summed by one warp");
+};
+
+constexpr int kTieCap = 128;  // entries of the crossing bin that are ranked all against all
+
+// A score inside the bracket.
+struct alignas(8) Entry {
+  uint32_t value;  // bits of the score as float32
+  uint32_t tag;    // bit index in the row's bitmap: position + shift
+};
+
+template <int kBins>
+struct alignas(16) FilterShared {
+  uint32_t hist[kBins];
+  uint32_t wa[32], wb[32], wc[32];  // one value a warp
+  Found found[4];
+  Entry ties[kTieCap];
+  BlockCounts heads[kMaxCluster];
+  unsigned long long mode;  // heaviest sampled value: count << 32 | key
+  uint32_t tie_count, spill_count;
+  // Kept here and not in registers, which are short while a slice streams: where results go, and the second try's bracket.
+  uint64_t where;
+  float wide_lo, wide_hi;
+  float top, bottom;  // ends of the sample
+};
+
+// The candidates of the row as this thread sees them: its own and the block's spill, or what all blocks of the row sent.
+template <class C>
+struct Candidates {
+  FilterShared<C::kBins>& s;
+  Entry* regions;  // [cluster][region_cap]
+  Entry* own;      // this thread's column of [kList + kBatch][kThreads]
+  Entry* spill;    // [kSpill]
+  int32_t blocks, cap;
+
+  __device__ __forceinline__ Candidates(const Args& a, FilterShared<C::kBins>& shared, uint8_t* arena) : s(shared) {
+    regions = reinterpret_cast<Entry*>(arena);
+    blocks = C::kMulti ? a.cluster : 1;
+    cap = C::kMulti ? a.region_cap : 0;
+    Entry* lists = regions + blocks * cap;
+    own = lists + threadIdx.x;
+    spill = lists + (C::kList + C::kBatch) * C::kThreads;
+  }
+
+  // Visits every candidate of the row once over the block. `entries` = length of the thread's own list.
+  template <class F>
+  __device__ __forceinline__ void each(int entries, F&& f) const {
+    if (C::kMulti) {
+#pragma unroll 1
+      for (int32_t r = 0; r < blocks; ++r) {
+        const uint32_t n = s.heads[r].more;
+#pragma unroll 1
+        for (uint32_t i = threadIdx.x; i < n; i += C::kThreads) f(regions[r * cap + i]);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < entries; ++i) f(own[i * C::kThreads]);
+#pragma unroll 1
+      for (uint32_t i = threadIdx.x; i < s.spill_count; i += C::kThreads) f(spill[i]);
+    }
+  }
+};
+
+}  // namespace dsa

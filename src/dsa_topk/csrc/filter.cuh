@@ -1,0 +1,79 @@
+// The fast path: sample -> bracket -> one filtered pass -> exact choice among the survivors -> ordered emission.
+//
+//  1. A sample of the row, the same in every block of it, gives a bracket [lo, hi] which holds the k-th score almost surely
+//     (sample.cuh).
+//  2. Each block streams its slice once. A score above hi is selected for sure: one bit in a shared-memory bitmap. A score
+//     inside the bracket is a candidate: (value, position) to a list of its own thread (stream.cuh).
+//  3. Counts say whether the bracket held; the candidates are ranked exactly and the chosen ones set their bits (choose.cuh).
+//  4. The bitmap is expanded in order: ascending positions, no sort, no atomics on the output (emit.cuh).
+// Where the sample shows one heavy value at the k-th place its copies go to a second bitmap instead of lists (plateau.cuh).
+//
+// Thresholds need not be scores: whatever the bracket, the counts are exact, so a miss costs one more pass beside the known
+// side, and a second miss or a full list goes to exact.cuh. Nothing is ever truncated.
+//
+// A row is one block, or (kMulti) one cluster of a.cluster blocks, each owning a slice. Candidates and counts travel once over
+// distributed shared memory; every block then decides the same, redundantly.
+#pragma once
+#include "retry.cuh"
+
+namespace dsa {
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) filter_kernel(const __grid_constant__ Args a) {
+  using E = typename C::E;
+  constexpr bool kMulti = C::kMulti;
+  auto& s = *reinterpret_cast<FilterShared<C::kBins>*>(ptx::dynamic_smem());
+  uint8_t* arena = ptx::dynamic_smem() + sizeof(s);
+  uint32_t* bitmap = reinterpret_cast<uint32_t*>(arena + a.arena_bytes);
+  const uint32_t rank = block_rank<C>();
+  const int32_t blocks = kMulti ? a.cluster : 1;
+
+  ptx::pdl_launch_dependents();
+  if (kMulti) ptx::cluster_arrive();  // waited for before the first access to a peer's memory
+  ptx::pdl_wait();
+  const int32_t index = row_index<C>(a);
+  Row<E> row(a, index);
+  if (row.n <= a.k) {
+    count_path<C>(a, rank, kTrivial);
+    Output<E>(a, row, index).put_all(static_cast<int32_t>(rank * C::kThreads + threadIdx.x), blocks * C::kThreads);
+    if (kMulti) ptx::cluster_wait();
+    return;
+  }
+  // The same answer in every block of the row.
+  if (row.n < kMinSampled || row_words(row) > static_cast<int64_t>(a.bitmap_words) * blocks) {
+    if (kMulti) ptx::cluster_wait();
+    exact_path<C>(a);
+    return;
+  }
+  const Slice slice = slice_of(row, blocks, rank);
+  if (threadIdx.x == 0) s.where = row.where;
+  const Bracket b = sample_bracket<C>(a, row, slice.shift, s);
+  if (kMulti) ptx::cluster_wait();
+  if (b.plateau) {
+    retry_row<C>(a, b.lo, b.hi, kHeavyValue, b.key);
+    return;
+  }
+  const Candidates<C> candidates(a, s, arena);
+  const int entries = stream_filter<C>(row, slice, b.lo, b.hi, bitmap, candidates);
+  const Tally t = tally<C>(a, s, candidates, entries, rank, bitmap, slice.last - slice.first);
+  if (!t.holds()) {
+    retry_row<C>(a, b.lo, b.hi, t.full ? kFullList : t.need < 0 ? kTooLow : kTooHigh, 0u);
+    return;
+  }
+  count_path<C>(a, rank, kFast);
+  Taker<C> take{bitmap, slice.first, slice.last, 0};
+  if (t.need > 0) {
+    const float scale = histogram_scale<C::kBins>(b.bin_lo, b.bin_hi);
+    const Found crossing = crossing_bin<C>(candidates, entries, b.bin_hi, scale, t.need);
+    const int32_t need = t.need - crossing.above;
+    if (crossing.count > kTieCap) {
+      crowded_row<C>(a, entries, b.bin_hi, scale, crossing.bin, need, t.lower);
+      return;
+    }
+    take_ranked<C>(a, candidates, entries, b.bin_hi, scale, crossing, need, take);
+  }
+  row.where = s.where;
+  finish_row<C>(a, index, row, slice, s, arena, bitmap, t.lower, take.lower);
+}
+
+}  // namespace dsa

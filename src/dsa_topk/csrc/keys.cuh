@@ -1,0 +1,42 @@
+// Order of scores: one 32-bit key for every type, and the element types themselves.
+//
+// key(x) is monotone in contract order: NaN (0) < -inf < ... < -0 == +0 < ... < +inf. bfloat16 and float16 convert to float
+// exactly and monotonically, so every type is compared in float32 and nothing is ever rounded.
+#pragma once
+#include "ptx.cuh"
+
+namespace dsa {
+
+__device__ __forceinline__ uint32_t key_of(float x) {
+  const uint32_t bits = __float_as_uint(x + 0.0f);  // -0 + 0 == +0
+  const uint32_t key = bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u);
+  return x != x ? 0u : key;
+}
+
+// The float with this key (keys of real scores only: never 0 and never inside the NaN ranges).
+__device__ __forceinline__ float float_of(uint32_t key) {
+  return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
+}
+
+constexpr uint32_t kKeyMinusInf = 0x007fffffu;  // ~bits(-inf)
+constexpr uint32_t kKeyPlusInf = 0xff800000u;
+
+struct Float32 {
+  using Bits = uint32_t;
+  static constexpr Bits kMinusInf = 0xff800000u, kNaN = 0x7fffffffu;
+  static __device__ __forceinline__ float value(Bits b) { return __uint_as_float(b); }
+};
+
+struct BFloat16 {
+  using Bits = uint16_t;
+  static constexpr Bits kMinusInf = 0xff80u, kNaN = 0x7fffu;
+  static __device__ __forceinline__ float value(Bits b) { return __uint_as_float(static_cast<uint32_t>(b) << 16); }
+};
+
+struct Float16 {
+  using Bits = uint16_t;
+  static constexpr Bits kMinusInf = 0xfc00u, kNaN = 0x7fffu;
+  static __device__ __forceinline__ float value(Bits b) { return ptx::half_to_float(b); }
+};
+
+}  // namespace dsa

@@ -1,0 +1,270 @@
+// The one translation unit: launches, and the functions that Python calls through the TVM-FFI C ABI.
+//
+//   select(scores, lengths, row_starts, out_offsets, page_table, row_to_batch, page_table_starts, out, out_positions,
+//          out_scores, counters, k, form, page_size, largest, by_score, kernel, cluster, margin)
+//   probe(device, kernel, cluster, width, k) -> clusters of that size which the device can run at once
+//
+// Absent tensors are None. Arguments were checked in Python (_checks.py); here only what would be a crash is checked again.
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <tvm/ffi/c_api.h>
+#include <tvm/ffi/extra/c_env_api.h>
+
+#include <atomic>
+
+#include "launch.h"
+
+namespace dsa {
+namespace {
+
+constexpr int kMaxDevices = 64;
+
+// Attributes are set once a device and kernel. The first use may happen inside a stream capture of any mode: loading a kernel is
+// no stream operation, but the driver refuses it there unless this thread's capture mode is relaxed for the moment.
+template <void (*kKernel)(Args)>
+cudaError_t prepare(int device, int32_t smem_bytes, bool clusters) {
+  static std::atomic<int32_t> allowed[kMaxDevices];  // of this kernel: bytes it may use
+  if (device < kMaxDevices && allowed[device].load(std::memory_order_acquire) >= smem_bytes) return cudaSuccess;
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  cudaError_t e = cudaThreadExchangeStreamCaptureMode(&mode);
+  if (e != cudaSuccess) return e;
+  e = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (e == cudaSuccess) e = cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+  if (e == cudaSuccess && clusters) e = cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  if (e == cudaSuccess && device < kMaxDevices) {
+    int32_t seen = allowed[device].load(std::memory_order_relaxed);
+    while (seen < smem_bytes && !allowed[device].compare_exchange_weak(seen, smem_bytes, std::memory_order_release)) {
+    }
+  }
+  return e;
+}
+
+struct Device {
+  int index;
+  bool programmatic;  // sm_90 and later
+};
+
+template <void (*kKernel)(Args)>
+cudaError_t launch(const Args& a, const LaunchShape& shape, const Device& device, cudaStream_t stream) {
+  const cudaError_t e = prepare<kKernel>(device.index, shape.smem_bytes, shape.cluster > 1);
+  if (e != cudaSuccess) return e;
+  cudaLaunchAttribute attributes[2];
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+  config.blockDim = dim3(shape.threads);
+  config.dynamicSmemBytes = shape.smem_bytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  if (shape.cluster > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+  }
+  if (device.programmatic) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  return cudaLaunchKernelEx(&config, kKernel, a);
+}
+
+template <class C>
+cudaError_t launch_filter(Args a, int32_t cluster, const Device& device, cudaStream_t stream) {
+  const LaunchShape shape = filter_shape<C>(a, cluster);
+  return launch<filter_kernel<C>>(a, shape, device, stream);
+}
+
+template <class E>
+cudaError_t launch_select(const Args& given, int32_t kernel, int32_t cluster, bool by_score, const Device& device, cudaStream_t stream) {
+  Args a = given;
+  if (by_score) {
+    a.raw = 1;
+    a.out_positions = nullptr;
+    a.out_scores = nullptr;
+  }
+  cudaError_t e = cudaErrorInvalidValue;
+  with_filter<E>(kernel, [&](auto config) { e = launch_filter<decltype(config)>(a, cluster, device, stream); });
+  if (e != cudaSuccess || !by_score) return e;
+  int32_t size = 1;
+  while (size < given.k) size <<= 1;
+  const LaunchShape shape{kOrderThreads, 1, size * 8, given.rows};
+  return launch<order_kernel<OrderConfig<E>>>(given, shape, device, stream);
+}
+
+// Restores the calling thread's device.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device) {
+    error = cudaGetDevice(&previous_);
+    if (error == cudaSuccess && previous_ != device) {
+      error = cudaSetDevice(device);
+      changed_ = error == cudaSuccess;
+    }
+  }
+  ~DeviceGuard() {
+    if (changed_) cudaSetDevice(previous_);
+  }
+  cudaError_t error;
+
+ private:
+  int previous_ = 0;
+  bool changed_ = false;
+};
+
+const DLTensor* tensor_of(const TVMFFIAny& a) {
+  if (a.type_index == kTVMFFIDLTensorPtr) return static_cast<const DLTensor*>(a.v_ptr);
+  if (a.type_index == kTVMFFITensor) {
+    return reinterpret_cast<const DLTensor*>(reinterpret_cast<const char*>(a.v_obj) + sizeof(TVMFFIObject));
+  }
+  return nullptr;
+}
+
+void* data_of(const DLTensor* t) { return t ? static_cast<char*>(t->data) + t->byte_offset : nullptr; }
+
+int64_t stride_of(const DLTensor* t, int dim) {
+  if (t->strides) return t->strides[dim];
+  int64_t s = 1;
+  for (int i = t->ndim - 1; i > dim; --i) s *= t->shape[i];
+  return s;
+}
+
+IndexVector index_vector(const DLTensor* t) {
+  if (!t) return IndexVector{nullptr, 0, 0, 0};
+  // A vector of length 1 (or 0) may come without a data pointer or with any stride; "absent" is told by the argument alone.
+  return IndexVector{data_of(t), stride_of(t, 0), t->dtype.bits == 64, 0};
+}
+
+int fail(const char* kind, const char* text) {
+  TVMFFIErrorSetRaisedFromCStr(kind, text);
+  return -1;
+}
+
+int fail(cudaError_t e, const char* what) {
+  char text[256];
+  snprintf(text, sizeof text, "dsa_topk: %s failed: %s (%s)", what, cudaGetErrorString(e), cudaGetErrorName(e));
+  return fail("RuntimeError", text);
+}
+
+int select(const TVMFFIAny* v, int32_t n) {
+  if (n != 19) return fail("TypeError", "select: expected 19 arguments");
+  const DLTensor* t[11];
+  for (int i = 0; i < 11; ++i) {
+    t[i] = tensor_of(v[i]);
+    if (!t[i] && v[i].type_index != kTVMFFINone) return fail("TypeError", "select: arguments 0 to 10 are tensors or None");
+  }
+  for (int i = 11; i < 18; ++i) {
+    if (v[i].type_index != kTVMFFIInt && v[i].type_index != kTVMFFIBool) return fail("TypeError", "select: arguments 11 to 17 are integers");
+  }
+  if (v[18].type_index != kTVMFFIFloat) return fail("TypeError", "select: margin is a float");
+  const DLTensor* scores = t[0];
+  if (!scores || !t[7]) return fail("TypeError", "select: scores and out are tensors");
+  for (const DLTensor* x : t) {
+    if (x && (x->device.device_type != kDLCUDA || x->device.device_id != scores->device.device_id)) {
+      return fail("ValueError", "select: all tensors lie on one CUDA device");
+    }
+  }
+  const auto dtype = scores->dtype.bits == 32 ? kFloat32 : scores->dtype.code == kDLBfloat ? kBFloat16 : kFloat16;
+
+  Args a = {};
+  a.scores = data_of(scores);
+  a.rows = static_cast<int32_t>(scores->shape[0]);
+  a.width = static_cast<int32_t>(scores->shape[1]);
+  a.row_stride = stride_of(scores, 0);
+  a.k = static_cast<int32_t>(v[11].v_int64);
+  a.form = static_cast<int32_t>(v[12].v_int64);
+  a.lengths = index_vector(t[1]);
+  a.row_starts = index_vector(t[2]);
+  a.out_offsets = index_vector(t[3]);
+  if (t[4]) {
+    a.page_table = static_cast<const int32_t*>(data_of(t[4]));
+    a.table_rows = t[4]->shape[0];
+    a.table_width = t[4]->shape[1];
+    a.table_stride = stride_of(t[4], 0);
+  }
+  a.row_to_batch = index_vector(t[5]);
+  a.page_table_starts = index_vector(t[6]);
+  set_page_size(a, static_cast<int32_t>(v[13].v_int64));
+  a.largest = static_cast<int32_t>(v[14].v_int64);
+  a.out = static_cast<int32_t*>(data_of(t[7]));
+  a.out_stride = stride_of(t[7], 0);
+  if (t[8]) {
+    a.out_positions = static_cast<int32_t*>(data_of(t[8]));
+    a.out_positions_stride = stride_of(t[8], 0);
+  }
+  if (t[9]) {
+    a.out_scores = data_of(t[9]);
+    a.out_scores_stride = stride_of(t[9], 0);
+  }
+  a.counters = static_cast<uint32_t*>(data_of(t[10]));
+  a.margin = static_cast<float>(v[18].v_float64);
+  if (a.rows == 0) return 0;
+
+  const int device = scores->device.device_id;
+  DeviceGuard guard(device);
+  if (guard.error != cudaSuccess) return fail(guard.error, "selecting the device");
+  int major = 0;
+  cudaError_t e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (e != cudaSuccess) return fail(e, "asking for the device's compute capability");
+  const auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device));
+  const auto kernel = static_cast<int32_t>(v[16].v_int64), cluster = static_cast<int32_t>(v[17].v_int64);
+  e = cudaErrorInvalidValue;
+  with_element(dtype, [&](auto element) {
+    e = launch_select<decltype(element)>(a, kernel, cluster, v[15].v_int64 != 0, Device{device, major >= 9}, stream);
+  });
+  return e == cudaSuccess ? 0 : fail(e, "the launch");
+}
+
+int probe(const TVMFFIAny* v, int32_t n, TVMFFIAny* result) {
+  if (n != 5) return fail("TypeError", "probe: expected 5 arguments");
+  for (int i = 0; i < 5; ++i) {
+    if (v[i].type_index != kTVMFFIInt) return fail("TypeError", "probe: arguments are integers");
+  }
+  DeviceGuard guard(static_cast<int>(v[0].v_int64));
+  if (guard.error != cudaSuccess) return fail(guard.error, "selecting the device");
+  int clusters = 0;
+  cudaError_t e = cudaErrorInvalidValue;
+  with_filter<Float32>(static_cast<int32_t>(v[1].v_int64), [&](auto config) {
+    using C = decltype(config);
+    Args a = {};
+    a.rows = 1;
+    a.width = static_cast<int32_t>(v[3].v_int64);
+    a.k = static_cast<int32_t>(v[4].v_int64);
+    const LaunchShape shape = filter_shape<C>(a, static_cast<int32_t>(v[2].v_int64));
+    e = prepare<filter_kernel<C>>(static_cast<int>(v[0].v_int64), shape.smem_bytes, shape.cluster > 1);
+    if (e != cudaSuccess) return;
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+    cudaLaunchConfig_t config_ = {};
+    config_.gridDim = dim3(static_cast<unsigned>(shape.cluster));
+    config_.blockDim = dim3(shape.threads);
+    config_.dynamicSmemBytes = shape.smem_bytes;
+    config_.attrs = &attribute;
+    config_.numAttrs = 1;
+    e = cudaOccupancyMaxActiveClusters(&clusters, filter_kernel<C>, &config_);
+  });
+  if (e != cudaSuccess) {
+    cudaGetLastError();  // a size that the device refuses is an answer, not an error to leave behind
+    clusters = 0;
+  }
+  result->type_index = kTVMFFIInt;
+  result->v_int64 = clusters;
+  return 0;
+}
+
+}  // namespace
+}  // namespace dsa
+
+#define DSA_EXPORT extern "C" __attribute__((visibility("default"))) int
+
+DSA_EXPORT __tvm_ffi_select(void*, const TVMFFIAny* args, int32_t n, TVMFFIAny* result) {
+  const int status = dsa::select(args, n);
+  if (status == 0) {
+    result->type_index = kTVMFFINone;
+    result->v_int64 = 0;
+  }
+  return status;
+}
+
+DSA_EXPORT __tvm_ffi_probe(void*, const TVMFFIAny* args, int32_t n, TVMFFIAny* result) {
+  return dsa::probe(args, n, result);
+}

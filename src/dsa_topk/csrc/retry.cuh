@@ -1,0 +1,141 @@
+// What happens to the rare rows: plateaus, missed brackets, full lists, crowded bins. Each function here finishes the row.
+//
+// They are out of line and never return to work in progress, so that the fast path keeps no registers for them.
+#pragma once
+#include "emit.cuh"
+#include "exact.cuh"
+#include "plateau.cuh"
+#include "sample.cuh"
+#include "tally.cuh"
+
+namespace dsa {
+
+template <class C>
+__device__ __forceinline__ uint32_t block_rank() {
+  return C::kMulti ? ptx::cluster_rank() : 0u;
+}
+
+// Causal prefill has its longest rows last: they go first.
+template <class C>
+__device__ __forceinline__ int32_t row_index(const Args& a) {
+  return C::kMulti ? static_cast<int32_t>(blockIdx.x / static_cast<uint32_t>(a.cluster)) : a.rows - 1 - static_cast<int32_t>(blockIdx.x);
+}
+
+template <class C>
+__device__ __forceinline__ void count_path(const Args& a, uint32_t rank, Path p) {
+  if (a.counters && rank == 0 && threadIdx.x == 0) atomicAdd(a.counters + p, 1u);
+}
+
+// All bits are set (a barrier is still due): adds up what this row's earlier blocks chose among the candidates, and emits.
+template <class C>
+__device__ __forceinline__ void finish_row(const Args& a, int64_t index, const Row<typename C::E>& row, const Slice& slice, FilterShared<C::kBins>& s, uint8_t* arena, uint32_t* bitmap, uint32_t lower, uint32_t chosen_lower) {
+  if (C::kMulti) {
+    chosen_lower = __reduce_add_sync(ptx::kFullMask, chosen_lower);
+    if ((threadIdx.x & 31) == 0) s.wb[threadIdx.x >> 5] = chosen_lower;
+  }
+  __syncthreads();
+  if (C::kMulti) lower += warp_sum_first(s.wb, C::kWarps, threadIdx.x & 31);
+  emit_bitmap<C::kThreads>(Output<typename C::E>(a, row, index), slice, bitmap, reinterpret_cast<uint32_t*>(arena), s.wc, static_cast<int32_t>(lower));
+}
+
+// Finishes a row whose crossing bin is crowded.
+template <class C>
+__device__ __noinline__ void crowded_row(const Args& a, int entries, float top, float scale, int32_t bin, int32_t need, uint32_t lower) {
+  const uint32_t rank = block_rank<C>();
+  const int32_t index = row_index<C>(a);
+  auto& s = *reinterpret_cast<FilterShared<C::kBins>*>(ptx::dynamic_smem());
+  uint8_t* arena = ptx::dynamic_smem() + sizeof(s);
+  uint32_t* bitmap = reinterpret_cast<uint32_t*>(arena + a.arena_bytes);
+  const Row<typename C::E> row(a, index);
+  const Slice slice = slice_of(row, C::kMulti ? a.cluster : 1, rank);
+  const Candidates<C> candidates(a, s, arena);
+  Taker<C> take{bitmap, slice.first, slice.last, 0};
+  take_crowded<C>(a, candidates, entries, top, scale, bin, need, take);
+  finish_row<C>(a, index, row, slice, s, arena, bitmap, lower, take.lower);
+}
+
+// Moves the bracket to the side where the k-th score must be: above `key` or below it. False: no floats are left there.
+__device__ __forceinline__ bool move_bracket(Bracket& b, float wide_lo, float wide_hi, float bottom, float top, uint32_t key, bool above) {
+  if (above) {
+    if (key >= kKeyPlusInf) return false;
+    b.lo = float_of(key + 1u);
+    b.hi = wide_hi > b.lo ? wide_hi : INFINITY;
+  } else {
+    if (key <= kKeyMinusInf) return false;
+    b.hi = float_of(key == 0x80000000u ? 0x7ffffffeu : key - 1u);  // below +0 comes the first negative number, not -0
+    b.lo = wide_lo < b.hi ? wide_lo : -INFINITY;
+  }
+  b.set_bins(bottom, top);
+  return true;
+}
+
+// Finishes a row by the path that is right for every row.
+template <class C>
+__device__ __noinline__ void exact_path(const Args& a) {
+  const uint32_t rank = block_rank<C>();
+  const int32_t index = row_index<C>(a);
+  count_path<C>(a, rank, kExact);
+  const Row<typename C::E> row(a, index);
+  uint8_t* arena = ptx::dynamic_smem() + sizeof(FilterShared<C::kBins>);
+  static_assert(sizeof(ExactShared) <= C::kListBytes, "it takes the place of the lists");
+  exact_row<typename C::E, C::kThreads, C::kMulti>(a, row, index, *reinterpret_cast<ExactShared*>(arena), rank);
+}
+
+enum Miss : int32_t { kTooLow, kTooHigh, kFullList, kHeavyValue };  // why the first pass did not settle the row
+
+// Finishes a row whose bracket [lo, hi] lay too low or too high, by one more filtered pass beside it; or whose sample shows a
+// heavy value `key`, by a plateau pass and if need be a filtered pass beside it; or else exactly.
+template <class C>
+__device__ __noinline__ void retry_row(const Args& a, float lo, float hi, Miss miss, uint32_t key) {
+  const uint32_t rank = block_rank<C>();
+  const int32_t index = row_index<C>(a);
+  using E = typename C::E;
+  auto& s = *reinterpret_cast<FilterShared<C::kBins>*>(ptx::dynamic_smem());
+  uint8_t* arena = ptx::dynamic_smem() + sizeof(s);
+  uint32_t* bitmap = reinterpret_cast<uint32_t*>(arena + a.arena_bytes);
+  const Row<E> row(a, index);
+  const Slice slice = slice_of(row, C::kMulti ? a.cluster : 1, rank);
+  const Candidates<C> candidates(a, s, arena);
+  const float wide_lo = s.wide_lo, wide_hi = s.wide_hi;
+  Bracket b;
+  b.lo = lo;
+  b.hi = hi;
+  bool possible;
+  if (miss == kHeavyValue) {
+    const PlateauResult r = plateau_row<C>(a, row, slice, key, rank, bitmap, reinterpret_cast<uint32_t*>(arena), s.heads, s.wa, s.wb);
+    if (r.verdict == 0) {
+      count_path<C>(a, rank, kPlateau);
+      finish_row<C>(a, index, row, slice, s, arena, bitmap, r.lower, 0);
+      return;
+    }
+    possible = move_bracket(b, wide_lo, wide_hi, s.bottom, s.top, key, r.verdict > 0);
+  } else {
+    possible = miss != kFullList && move_bracket(b, wide_lo, wide_hi, s.bottom, s.top, key_of(miss == kTooLow ? hi : lo), miss == kTooLow);
+  }
+  ptx::row_sync<C::kMulti>();  // the counts of the pass before were read everywhere
+  if (possible) {
+    if (threadIdx.x == 0) s.spill_count = 0;
+    __syncthreads();
+    const int entries = stream_filter<C>(row, slice, b.lo, b.hi, bitmap, candidates);
+    const Tally t = tally<C>(a, s, candidates, entries, rank, bitmap, slice.last - slice.first);
+    if (t.holds()) {
+      count_path<C>(a, rank, kSecondTry);
+      Taker<C> take{bitmap, slice.first, slice.last, 0};
+      if (t.need > 0) {
+        const float scale = histogram_scale<C::kBins>(b.bin_lo, b.bin_hi);
+        const Found crossing = crossing_bin<C>(candidates, entries, b.bin_hi, scale, t.need);
+        if (crossing.count <= kTieCap) {
+          take_ranked<C>(a, candidates, entries, b.bin_hi, scale, crossing, t.need - crossing.above, take);
+        } else {
+          take_crowded<C>(a, candidates, entries, b.bin_hi, scale, crossing.bin, t.need - crossing.above, take);
+        }
+      }
+      finish_row<C>(a, index, row, slice, s, arena, bitmap, t.lower, take.lower);
+      return;
+    }
+    ptx::row_sync<C::kMulti>();
+  }
+  exact_path<C>(a);
+}
+
+}  // namespace dsa

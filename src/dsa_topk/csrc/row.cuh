@@ -1,0 +1,100 @@
+// One row of the call: its window (contract C1) and where its results go (C2, C5).
+#pragma once
+#include "args.h"
+#include "keys.cuh"
+
+namespace dsa {
+
+__device__ __forceinline__ int64_t load_index(const IndexVector& v, int64_t i, int64_t missing) {
+  if (v.data == nullptr) return missing;
+  return v.is64 ? static_cast<const int64_t*>(v.data)[i * v.stride] : static_cast<const int32_t*>(v.data)[i * v.stride];
+}
+
+__device__ __forceinline__ int64_t clamp64(int64_t x, int64_t lo, int64_t hi) { return x < lo ? lo : x > hi ? hi : x; }
+
+// Lives in registers through the whole kernel, so it holds no more than what takes loads to find.
+template <class E>
+struct Row {
+  using Bits = typename E::Bits;
+
+  const Bits* window;  // first score of the window
+  int32_t n;           // candidates
+  uint64_t where;      // PAGED: address of the page-table entry of the window's first page; RAGGED: offset; else 0
+
+  // Integers are taken at their exact 64-bit value, so that nothing wraps on the way to a clamp.
+  __device__ __forceinline__ Row(const Args& a, int64_t row) {
+    const int64_t width = a.width;
+    const int64_t start = clamp64(load_index(a.row_starts, row, 0), 0, width);
+    int64_t room = width - start;
+    where = 0;
+    if (a.form == kPaged) {
+      const int64_t batch = load_index(a.row_to_batch, row, row);
+      const int64_t first = load_index(a.page_table_starts, row, 0);
+      if (batch < 0 || batch >= a.table_rows || first < 0 || first > a.table_width) {
+        room = 0;
+      } else {
+        const int64_t entries = a.table_width - first;  // entries >= room covers the room whatever the page size
+        if (entries < room && entries * a.page_size < room) room = entries * a.page_size;
+        where = reinterpret_cast<uint64_t>(a.page_table + batch * a.table_stride + first);
+      }
+    } else if (a.form == kRagged) {
+      where = static_cast<uint64_t>(load_index(a.out_offsets, row, 0));
+    }
+    n = static_cast<int32_t>(clamp64(load_index(a.lengths, row, width), 0, room));
+    window = static_cast<const Bits*>(a.scores) + row * a.row_stride + start;
+  }
+};
+
+// Where a row's results go.
+template <class E>
+struct Output {
+  using Bits = typename E::Bits;
+
+  const Args& a;
+  const Row<E>& row;
+  int32_t* out;
+  int32_t* positions;  // or nullptr
+  Bits* scores;        // or nullptr
+
+  __device__ __forceinline__ Output(const Args& args, const Row<E>& r, int64_t index) : a(args), row(r) {
+    out = a.out + index * a.out_stride;
+    positions = a.out_positions ? a.out_positions + index * a.out_positions_stride : nullptr;
+    scores = a.out_scores ? static_cast<Bits*>(a.out_scores) + index * a.out_scores_stride : nullptr;
+  }
+
+  // The stored value of a selected position: low 32 bits of the exact result, by unsigned arithmetic.
+  __device__ __forceinline__ int32_t stored(uint32_t p) const {
+    if (a.raw) return static_cast<int32_t>(p);
+    if (a.form != kPaged) return static_cast<int32_t>(p + static_cast<uint32_t>(row.where));
+    const uint32_t page = static_cast<uint32_t>((static_cast<uint64_t>(p) * a.page_magic) >> a.page_shift);
+    const uint32_t size = static_cast<uint32_t>(a.page_size);
+    const uint32_t physical = static_cast<uint32_t>(reinterpret_cast<const int32_t*>(row.where)[page]);
+    return static_cast<int32_t>(physical * size + (p - page * size));
+  }
+
+  __device__ __forceinline__ void put(int32_t slot, uint32_t p) const {
+    out[slot] = stored(p);
+    if (positions) positions[slot] = static_cast<int32_t>(p);
+    if (scores) scores[slot] = row.window[p];
+  }
+
+  __device__ __forceinline__ void pad(int32_t slot) const {
+    out[slot] = -1;
+    if (positions) positions[slot] = -1;
+    if (scores) scores[slot] = E::kMinusInf;
+  }
+
+  // Every position is selected (n <= k): 0 .. n - 1 in order, then padding. Reads no score unless they are returned.
+  __device__ __forceinline__ void put_all(int32_t first, int32_t step) const {
+#pragma unroll 1
+    for (int32_t slot = first; slot < a.k; slot += step) {
+      if (slot < row.n) {
+        put(slot, static_cast<uint32_t>(slot));
+      } else {
+        pad(slot);
+      }
+    }
+  }
+};
+
+}  // namespace dsa

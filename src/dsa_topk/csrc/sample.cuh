@@ -1,0 +1,146 @@
+// A sample of the row gives a bracket of its k-th score.
+#pragma once
+#include "choose.cuh"
+
+namespace dsa {
+
+constexpr float kHuge = 1e37f;        // sampled values are clipped here so that differences stay finite
+constexpr int32_t kMinSampled = 256;  // shorter windows go to the exact path
+
+struct Bracket {
+  float lo, hi;          // candidates: lo <= x <= hi
+  float bin_lo, bin_hi;  // the same, finite: ends of the candidates' histogram
+  bool plateau;          // one heavy value holds the k-th place
+  uint32_t key;          // it
+
+  __device__ __forceinline__ void set_bins(float bottom, float top) {  // ends of the sample
+    bin_hi = hi < kHuge ? hi : top;
+    bin_lo = lo > -kHuge ? lo : bottom;
+  }
+};
+
+// Sampled values are clipped to finite floats: NaN below everything, infinities at the ends.
+__device__ __forceinline__ float clip(float x) {
+  return x != x ? -2.0f * kHuge : fminf(fmaxf(x, -kHuge), kHuge);
+}
+
+// Position of the first of 16 neighbouring samples: piece `g` of `kPieces` in [0, span), jittered, 64-byte aligned where the
+// scores are (scattered 4-byte reads would fetch a whole DRAM atom each).
+template <int kPieces>
+__device__ __forceinline__ int32_t piece_start(uint32_t g, int32_t span, int32_t shift) {
+  uint32_t h = g * 0x9E3779B1u;
+  h = (h ^ (h >> 15)) * 0x85EBCA6Bu;
+  const uint32_t fraction = g * (0xffffffffu / kPieces) + h / kPieces;
+  const int32_t p = static_cast<int32_t>(__umulhi(fraction, static_cast<uint32_t>(span - 15)));
+  const int32_t aligned = ((p + shift) & ~15) - shift;
+  return aligned < 0 ? 0 : aligned;
+}
+
+template <class C>
+__device__ __forceinline__ Bracket sample_bracket(const Args& a, const Row<typename C::E>& row, int32_t shift, FilterShared<C::kBins>& s) {
+  constexpr int kThreads = C::kThreads, kBins = C::kBins, kN = C::kSamples;
+  const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
+  float v[kN];
+  // Samples: kN / 4 pieces a half warp in the first quarter of the row, and the same places in the other quarters.
+  const int32_t quarter = (row.n >> 2) & ~15;
+  constexpr int kPieces = kThreads * kN / 64;
+#pragma unroll
+  for (int i = 0; i < kN; i += 4) {
+    const int32_t p = piece_start<kPieces>(static_cast<uint32_t>((i / 4 * kThreads + tid) >> 4), quarter, shift) + (tid & 15);
+#pragma unroll
+    for (int q = 0; q < 4; ++q) v[i + q] = C::E::value(ptx::ld_stream(row.window + p + q * quarter));
+  }
+  for (int i = tid; i < kBins; i += kThreads) s.hist[i] = 0;
+  if (tid == 0) {
+    s.mode = 0;
+    s.wide_lo = -INFINITY;
+    s.wide_hi = INFINITY;
+    s.tie_count = 0;
+    s.spill_count = 0;
+  }
+  float top = -2.0f * kHuge, bottom = 2.0f * kHuge;
+#pragma unroll
+  for (int i = 0; i < kN; ++i) {
+    v[i] = clip(v[i]);
+    top = fmaxf(top, v[i]);
+    bottom = fminf(bottom, v[i]);
+  }
+  const uint32_t warp_top = __reduce_max_sync(ptx::kFullMask, key_of(top)), warp_bottom = __reduce_min_sync(ptx::kFullMask, key_of(bottom));
+  if (lane == 0) {
+    s.wb[warp] = warp_top;
+    s.wc[warp] = warp_bottom;
+  }
+  __syncthreads();
+  top = float_of(__reduce_max_sync(ptx::kFullMask, lane < C::kWarps ? s.wb[lane] : 0u));
+  bottom = float_of(__reduce_min_sync(ptx::kFullMask, lane < C::kWarps ? s.wc[lane] : 0xffffffffu));
+  const float sample_top = top, sample_bottom = bottom;
+  if (tid == 0) {
+    s.top = top;
+    s.bottom = bottom;
+  }
+
+  // Ranks of the bracket's ends: mean -/+ margin standard deviations of the k-th score's rank in the sample.
+  const float total = static_cast<float>(kThreads * kN), share = static_cast<float>(a.k) / static_cast<float>(row.n);
+  const float rank = share * total, sigma = ptx::sqrt_approx(rank * (1.0f - share));
+  const int32_t rank_lo = static_cast<int32_t>(rank + a.margin * sigma + 2.0f), rank_hi = static_cast<int32_t>(rank - a.margin * sigma - 2.0f);
+  const int32_t wide_lo = static_cast<int32_t>(rank + 7.0f * sigma + 6.0f), wide_hi = static_cast<int32_t>(rank - 7.0f * sigma - 6.0f);
+
+  Bracket b;
+  b.plateau = false;
+  b.key = 0;
+  int32_t above = 0;  // samples above `top`
+#pragma unroll 1
+  for (int round = 0;; ++round) {
+    const float width = (top - bottom) * (1.0f / kBins);
+    if (!(width > 0.0f)) {
+      b.lo = b.hi = bottom;
+      b.plateau = true;
+      break;
+    }
+    const float scale = static_cast<float>(kBins) / (top - bottom);
+#pragma unroll
+    for (int i = 0; i < kN; ++i) {
+      if (v[i] >= bottom && v[i] <= top) atomicAdd(&s.hist[bin_of<kBins>(v[i], top, scale)], 1u);
+    }
+    __syncthreads();
+    const int32_t ranks[4] = {rank_lo - above, rank_hi - above, wide_lo - above, wide_hi - above};
+    find_ranks<kThreads, kBins, 4>(s.hist, s.wa, s.found, ranks);
+    const Found lo = s.found[0], hi = s.found[1], wlo = s.found[2], whi = s.found[3];
+    b.lo = lo.bin < 0 ? -INFINITY : top - static_cast<float>(lo.bin + 1) * width;
+    b.hi = hi.bin < 0 ? (round ? top : INFINITY) : top - static_cast<float>(hi.bin) * width;
+    if (tid == 0) {
+      if (wlo.bin >= 0) s.wide_lo = top - static_cast<float>(wlo.bin + 1) * width;
+      if (whi.bin >= 0) s.wide_hi = top - static_cast<float>(whi.bin) * width;
+    }
+    const int32_t inside = (lo.bin < 0 ? kThreads * kN - above : lo.above + lo.count) - (hi.bin < 0 ? 0 : hi.above);
+    // Far more samples inside than the two ranks explain: outliers stretched the bins, or one value is heavy. Look closer.
+    if (lo.bin < 0 || inside <= 2 * (rank_lo - rank_hi) + 8) break;
+    if (round == 3) {
+      b.plateau = true;
+      break;
+    }
+    if (hi.bin >= 0) above += hi.above;
+    if (hi.bin >= 0) top = top - static_cast<float>(hi.bin) * width;
+    bottom = b.lo > bottom ? b.lo : bottom;
+    __syncthreads();  // everyone has read s.found
+  }
+  b.set_bins(sample_bottom, sample_top);
+  if (b.plateau) {  // the heaviest value of the bracket, over all warps
+#pragma unroll
+    for (int i = 0; i < kN; i += 4) {
+      const bool in = v[i] >= b.lo && v[i] <= b.hi;
+      const uint32_t key = in ? key_of(v[i]) : 0u;
+      const uint32_t alike = __popc(__match_any_sync(ptx::kFullMask, key));  // by every lane: never inside a branch
+      const uint32_t count = in ? alike : 0u;
+      const uint32_t most = __reduce_max_sync(ptx::kFullMask, count << 5 | lane);
+      if (lane == static_cast<int>(most & 31u) && count) atomicMax(&s.mode, static_cast<unsigned long long>(count) << 32 | key);
+    }
+    __syncthreads();
+    const float heavy = float_of(static_cast<uint32_t>(s.mode));
+    // Undo the clipping: the ends stand for the infinities and for NaN.
+    b.key = s.mode == 0 ? 0u : heavy >= kHuge ? kKeyPlusInf : heavy < -kHuge ? 0u : heavy <= -kHuge ? kKeyMinusInf : key_of(heavy);
+  }
+  return b;
+}
+
+}  // namespace dsa

@@ -1,0 +1,64 @@
+// The row's counts after a pass: did the bracket hold?
+#pragma once
+#include "stream.cuh"
+
+namespace dsa {
+
+// What a block knows after its counts met those of the row's other blocks.
+struct Tally {
+  int32_t need;      // candidates still to take; negative: more than k scores above the bracket
+  uint32_t entries;  // candidates of the row
+  uint32_t lower;    // sure winners in the blocks before this one
+  bool full;         // a list overflowed somewhere in the row
+
+  __device__ __forceinline__ bool holds() const { return !full && need >= 0 && need <= static_cast<int32_t>(entries); }
+};
+
+// Counts sure winners and candidates of the row; with kMulti sends this block's candidates to all blocks first.
+template <class C>
+__device__ __forceinline__ Tally tally(const Args& a, FilterShared<C::kBins>& s, const Candidates<C>& lists, int entries, uint32_t rank, const uint32_t* bitmap, int32_t words) {
+  constexpr int kThreads = C::kThreads;
+  const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
+  const uint32_t inclusive = C::kMulti ? warp_inclusive_sum(static_cast<uint32_t>(entries), lane) : __reduce_add_sync(ptx::kFullMask, static_cast<uint32_t>(entries));
+  if (lane == 31) s.wc[warp] = inclusive;
+  __syncthreads();  // bitmap and spill list are complete too
+  const uint32_t sure = __reduce_add_sync(ptx::kFullMask, count_bits<kThreads>(bitmap, words));
+  if (lane == 0) s.wb[warp] = sure;
+  const uint32_t spilled = s.spill_count;
+  Tally t;
+  if (C::kMulti) {
+    const uint32_t listed = warp_sum_first(s.wc, C::kWarps, lane), mine = listed + spilled;
+    const bool fits = spilled <= C::kSpill && mine <= static_cast<uint32_t>(a.region_cap);
+    if (fits) {
+      const uint32_t slot = warp_sum_first(s.wc, warp, lane) + inclusive - entries;
+      for (int32_t r = 0; r < a.cluster; ++r) {
+        Entry* to = ptx::map_shared(lists.regions, r) + rank * a.region_cap;
+        for (int i = 0; i < entries; ++i) to[slot + i] = lists.own[i * kThreads];
+        for (uint32_t i = tid; i < spilled; i += kThreads) to[listed + i] = lists.spill[i];
+      }
+    }
+    __syncthreads();
+    const uint32_t block_sure = warp_sum_first(s.wb, C::kWarps, lane);
+    if (tid < a.cluster) ptx::map_shared(s.heads, tid)[rank] = BlockCounts{block_sure, fits ? mine : 0xffffffffu};
+    ptx::row_sync<true>();
+    uint32_t all = 0;
+    t = Tally{0, 0, 0, false};
+    for (int32_t r = 0; r < a.cluster; ++r) {
+      const BlockCounts h = s.heads[r];
+      if (r == static_cast<int32_t>(rank)) t.lower = all;
+      all += h.selected;
+      t.full = t.full || h.more == 0xffffffffu;
+      t.entries += h.more;
+    }
+    t.need = a.k - static_cast<int32_t>(all);
+  } else {
+    __syncthreads();
+    t.need = a.k - static_cast<int32_t>(warp_sum_first(s.wb, C::kWarps, lane));
+    t.entries = warp_sum_first(s.wc, C::kWarps, lane) + spilled;
+    t.lower = 0;
+    t.full = spilled > C::kSpill;
+  }
+  return t;
+}
+
+}  // namespace dsa

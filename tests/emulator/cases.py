@@ -1,0 +1,251 @@
+"""Calls that the emulated kernels must answer exactly: distributions, edge lengths, forms, layouts, hostile integers.
+
+Each group is a function that yields cases; tests and mutants run the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dsa_topk._call import Call
+from dsa_topk.testing import check_selection, distributions, shapes
+
+from .args import kernels
+from .emulated import Emulated, prepare
+from .process import EmulationError, Options
+
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+
+# A pool of sizes: below, at and above a warp, odd, and the one that matters; 2048 with rows of a few thousand.
+SIZES = ((1, 900), (7, 1003), (64, 1500), (300, 2111), (2048, 5003))
+
+
+@dataclass(slots=True)
+class Case:
+    """One call with the way to run it."""
+
+    name: str
+    call: Call
+    kernel: str
+    cluster: int = 1
+    margin: float = 4.0
+    options: Options = field(default_factory=Options)
+
+    def run(self, e: Emulated, counters: torch.Tensor | None = None) -> None:
+        """Fill the outputs."""
+        e.run(self.call, kernel=self.kernel, cluster=self.cluster, margin=self.margin, options=self.options, counters=counters)
+
+    def wrong(self, e: Emulated, counters: torch.Tensor | None = None) -> str | None:
+        """Run and check; what is wrong, or None."""
+        try:
+            self.run(e, counters)
+        except EmulationError as error:
+            return f"{self.name}: {error}"
+        c = self.call
+        assert c.out is not None
+        verdict = check_selection(
+            c.scores,
+            c.lengths,
+            c.k,
+            c.out,
+            form=c.form,
+            row_starts=c.row_starts,
+            out_offsets=c.out_offsets,
+            page_table=c.page_table,
+            page_size=c.page_size,
+            row_to_batch=c.row_to_batch,
+            page_table_starts=c.page_table_starts,
+            order=c.order,
+            tie_break=c.tie_break,
+            positions=c.out_positions,
+            returned_scores=c.out_scores,
+        )
+        return None if verdict.ok else f"{self.name}: {verdict.reason}"
+
+
+def routes(small: bool) -> list[tuple[str, int]]:
+    """Kernels with the cluster sizes to try; those of the small build only when ``small``."""
+    found = []
+    for name in kernels():
+        if small and name not in ("Row128", "Cluster512"):
+            continue
+        found += [(name, size) for size in ((2, 3, 5) if name.startswith("Cluster") else (1,))]
+    return found
+
+
+def edge_lengths(k: int, n: int) -> torch.Tensor:
+    """Lengths where something changes: empty, k, the shortest sampled window, the width, out of range."""
+    return torch.tensor([n, 0, 1, k - 1, k, k + 1, 255, 256, 257, n - 1, n // 2 + 1, -3, n + 7, 2**31 - 1])
+
+
+def by_distribution(route: tuple[str, int], dtype: torch.dtype, seed: int = 0) -> Iterator[Case]:
+    """Every named distribution with edge lengths; size, tie rule and outputs vary from one to the next."""
+    kernel, cluster = route
+    for i, name in enumerate(distributions.NAMES):
+        for turn in range(2):
+            k, n = SIZES[(i + turn * 2 + seed) % len(SIZES)]
+            lengths = edge_lengths(k, n)
+            scores = distributions.make(name, len(lengths), n, dtype=dtype, seed=seed + turn, k=k)
+            call = prepare(
+                scores,
+                lengths,
+                k,
+                tie_break="largest" if (i + turn) % 2 else "smallest",
+                return_scores=(i + turn) % 3 == 0,
+                positions=i % 4 == 1,
+            )
+            options = Options(seed=seed * 1000 + i * 10 + turn)
+            yield Case(f"{name} k={k} n={n} {dtype} {kernel}x{cluster} seed {options.seed}", call, kernel, cluster, options=options)
+
+
+def by_shape(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
+    """Every named call shape (decode, mtp, ragged, packed, ...) in all forms, page sizes and index types."""
+    kernel, cluster = route
+    for i, name in enumerate(shapes.NAMES):
+        for turn, page_size in enumerate((1, 64, 16, 100)):
+            k, n = SIZES[(i + turn + seed) % 4]
+            shape = shapes.make(name, rows=9, width=n, k=k, seed=seed + turn, page_size=page_size, index_dtype=torch.int64 if turn % 2 else torch.int32)
+            dtype = (FP32, FP16)[turn // 2]
+            kind = ("indexer", "half_zeros", "normal", "all_equal")[(i + turn) % 4]
+            scores = distributions.make(kind, 9, n, dtype=dtype, seed=seed, k=k)
+            # columns outside of the windows hold what would win if it counted
+            starts = shape.row_starts if shape.row_starts is not None else torch.zeros(9, dtype=torch.int64)
+            lengths = shape.lengths if shape.lengths is not None else torch.full((9,), n)
+            column = torch.arange(n)
+            outside = (column < starts[:, None]) | (column >= (starts + lengths.clamp(min=0))[:, None])
+            scores[outside] = float("inf") if turn % 2 else float("nan")
+            call = prepare(scores, shape.lengths, k, form=shape.form, positions=turn == 1, return_scores=turn == 2, **shape.kwargs())
+            options = Options(seed=seed * 1000 + i * 10 + turn, pdl=turn % 2 == 1)
+            yield Case(f"{name} page {page_size} k={k} n={n} {kernel}x{cluster} seed {options.seed}", call, kernel, cluster, options=options)
+
+
+def by_layout(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
+    """Every alignment of base, stride and window; strided index vectors; outputs as columns of one buffer."""
+    kernel, cluster = route
+    k, n = 64, 1003
+    for offset in range(4):
+        for extra in (0, 1, 2, 3, 29):
+            dtype = FP16 if (offset + extra) % 2 else FP32
+            stride = n + extra
+            storage = torch.full((offset + 6 * stride + 40,), float("inf"), dtype=dtype)
+            scores = storage[offset:].as_strided((6, n), (stride, 1), offset)
+            scores.copy_(distributions.make("normal", 6, n, dtype=dtype, seed=seed + offset, k=k))
+            starts = torch.arange(12)[::2] * 5 + offset
+            lengths = (torch.tensor([n, 900, 700, 333, 260, 65]).repeat_interleave(3))[::3]
+            both = torch.empty(6, 2 * k + 5, dtype=torch.int32)
+            call = Call("positions", scores, lengths, k, row_starts=starts.to(torch.int32)[:], tie_break="smallest")
+            call.out, call.out_positions = both[:, 1 : 1 + k], both[:, k + 3 : 2 * k + 3]
+            options = Options(seed=seed + offset * 5 + extra)
+            yield Case(f"offset {offset} stride {stride} {dtype} {kernel}x{cluster} seed {options.seed}", call, kernel, cluster, options=options)
+    # one row for all: stride 0, and rows that overlap like a sliding window
+    line = distributions.make("normal", 1, 3 * n, seed=seed, k=k)
+    for stride in (0, 7):
+        scores = line[0].as_strided((5, n), (stride, 1))
+        yield Case(f"row stride {stride} {kernel}x{cluster}", prepare(scores, None, k), kernel, cluster, options=Options(seed=seed))
+
+
+def far_rows(route: tuple[str, int]) -> Iterator[Case]:
+    """Rows more than 2^31 elements apart: an offset in 32 bits reads what is not there."""
+    kernel, cluster = route
+    k, n = 64, 700
+    scores = torch.empty_strided((3, n), ((1 << 31) + 5, 1), dtype=FP16)
+    scores.copy_(distributions.make("normal", 3, n, dtype=FP16, seed=3, k=k))
+    yield Case(f"rows 2^31 elements apart {kernel}x{cluster}", prepare(scores, None, k), kernel, cluster)
+    out = torch.empty_strided((3, k), ((1 << 31) + 3, 1), dtype=torch.int32)
+    call = prepare(scores, torch.tensor([n, 10, 300]), k)
+    call.out = out
+    yield Case(f"outputs 2^31 elements apart {kernel}x{cluster}", call, kernel, cluster)
+
+
+EXTREMES = (0, 1, -1, 2**31 - 1, 2**31, -(2**31), 2**32, 2**32 + 5, 2**62, -(2**62), 2**63 - 1, -(2**63), -(2**32) + 3)
+
+
+def hostile_integers(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
+    """int64 extremes in every integer argument; nothing wraps, nothing is read out of bounds."""
+    kernel, cluster = route
+    k, n = 7, 300
+    rows = len(EXTREMES)
+    scores = distributions.make("normal", rows, n, seed=seed, k=k)
+    wild = torch.tensor(EXTREMES)
+    full = torch.full((rows,), n)
+    options = Options(seed=seed)
+
+    def case(name: str, call: Call) -> Case:
+        return Case(f"{name} {kernel}x{cluster}", call, kernel, cluster, options=options)
+
+    yield case("lengths", prepare(scores, wild, k))
+    yield case("row_starts", prepare(scores, full, k, row_starts=wild))
+    yield case("both", prepare(scores, wild.flip(0), k, row_starts=wild))
+    yield case("out_offsets", prepare(scores, full, k, form="ragged", out_offsets=wild, positions=True))
+    table = torch.randint(0, 1 << 20, (5, 40), generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
+    for page_size in (1, 3, 8, 64, 2**31 - 1):
+        paged: dict[str, Any] = {"form": "paged", "page_table": table, "page_size": page_size, "positions": True}
+        near = torch.arange(rows) % 5
+        yield case(f"row_to_batch page {page_size}", prepare(scores, full, k, row_to_batch=wild, **paged))
+        yield case(f"batches page {page_size}", prepare(scores, full, k, row_to_batch=torch.arange(rows) - 3, **paged))
+        yield case(f"page_table_starts page {page_size}", prepare(scores, full, k, row_to_batch=near, page_table_starts=wild, **paged))
+        yield case(f"last entries page {page_size}", prepare(scores, full, k, row_to_batch=near, page_table_starts=torch.arange(rows) + 30, **paged))
+    garbage = table.clone()
+    garbage[:, ::3] = torch.tensor([-1, -(2**31), 2**31 - 1, 0x7EADBEEF, -7], dtype=torch.int32)[:, None]
+    yield case("page entries", prepare(scores, full, k, form="paged", page_table=garbage, page_size=8, row_to_batch=torch.arange(rows) % 5))
+    none = torch.empty(0, 40, dtype=torch.int32)
+    yield case("no tables", prepare(scores, full, k, form="paged", page_table=none, page_size=8, row_to_batch=torch.arange(rows)))
+    yield case("no entries", prepare(scores, full, k, form="paged", page_table=none.view(0, 40)[:, :0].expand(0, 0).reshape(0, 0), page_size=8, row_to_batch=torch.arange(rows)))
+    yield case("no columns", prepare(scores[:, :0], full, k))
+
+
+def by_order(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
+    """order="score": second launch, both tie rules, all forms."""
+    kernel, cluster = route
+    for i, name in enumerate(("normal", "half_zeros", "all_equal", "nan_both_signs", "infinities", "mixed_zeros")):
+        k, n = ((1, 300), (65, 700), (300, 900))[i % 3]
+        scores = distributions.make(name, 5, n, dtype=(FP32, FP16)[i % 2], seed=seed, k=k)
+        lengths = torch.tensor([n, k, k - 1, 0, n // 2])
+        table = torch.randperm(5 * (n // 16 + 1), dtype=torch.int32).view(5, -1)
+        extra: dict[str, Any] = ({}, {"form": "ragged", "out_offsets": torch.arange(5) * 1000}, {"form": "paged", "page_table": table, "page_size": 16})[i % 3]
+        call = prepare(scores, lengths, k, order="score", tie_break=("smallest", "largest")[i // 2 % 2], return_scores=i % 2 == 0, positions=i % 3 == 2, **extra)
+        yield Case(f"order=score {name} k={k} {kernel}x{cluster}", call, kernel, cluster, options=Options(seed=seed + i))
+
+
+def narrow_brackets(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
+    """A bracket of hardly any width misses often: the second try and the exact path take over."""
+    kernel, cluster = route
+    for i, name in enumerate(("normal", "indexer", "ascending", "descending", "outliers", "narrow", "half_zeros", "bit_patterns")):
+        k, n = SIZES[(i + seed) % len(SIZES)]
+        scores = distributions.make(name, 6, n, seed=seed, k=k)
+        call = prepare(scores, torch.tensor([n, n - 1, n // 2 + k // 2, 400 + k, n, 300 + k]).clamp(max=n), k, tie_break=("smallest", "largest")[i % 2])
+        yield Case(f"margin {i % 2 / 10} {name} k={k} n={n} {kernel}x{cluster}", call, kernel, cluster, margin=i % 2 / 10, options=Options(seed=seed + i))
+
+
+def crowds(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
+    """Threshold bins fuller than any list, plateaus around the threshold, rows in bad order for per-thread lists."""
+    kernel, cluster = route
+    generator = torch.Generator().manual_seed(seed)
+    n, k = 12000, 2048
+    rows = []
+    for winners in (0, 1, 100, 2047, 2048, 2049):
+        row = torch.zeros(n)
+        row[torch.randperm(n, generator=generator)[:winners]] = 1 + torch.rand(winners, generator=generator)
+        rows.append(row)
+    ladder = (torch.randperm(n, generator=generator) + 0x3F800000).to(torch.int32).view(FP32)
+    rows += [ladder, -ladder]
+    few = torch.randn(n, generator=generator)
+    few[:9000] = 0.5 + torch.arange(9000).remainder(3) * 1e-6
+    rows.append(few)
+    blocky = torch.full((n,), -1.0)
+    blocky[32 * 16 * 3 : 32 * 16 * 3 + 4000] = torch.linspace(1.0, 1.001, 4000)  # one warp's share holds all candidates
+    rows.append(blocky)
+    scores = torch.stack(rows)
+    for tie_break in ("smallest", "largest"):
+        call = prepare(scores, None, k, tie_break=tie_break)
+        yield Case(f"crowds {tie_break} {kernel}x{cluster}", call, kernel, cluster, options=Options(seed=seed))
+
+
+Group = Callable[[tuple[str, int]], Iterator[Case]]
+GROUPS: dict[str, Group] = {
+    f.__name__: f for f in (by_shape, by_layout, far_rows, hostile_integers, by_order, narrow_brackets, crowds)
+}

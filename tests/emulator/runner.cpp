@@ -1,0 +1,72 @@
+// The emulator's process around the kernels of src/dsa_topk/csrc. Built with -DEMULATED_SMALL it has one kernel of each
+// kind and two element types: mutants compile it again and again.
+#include "server.h"
+
+#include <launch.h>
+
+namespace {
+
+// Behind Args in the request (args.py packs it).
+struct Choice {
+  int32_t kernel, dtype, cluster, by_score;
+};
+
+template <class C>
+void filter(dsa::Args a, const Choice& choice) {
+  const dsa::LaunchShape shape = dsa::filter_shape<C>(a, choice.cluster);
+  cpu::Launch l;
+  l.grid = dim3(static_cast<unsigned>(shape.blocks)), l.block = dim3(static_cast<unsigned>(shape.threads));
+  l.smem = static_cast<size_t>(shape.smem_bytes), l.cluster = static_cast<unsigned>(shape.cluster);
+  server::run(l, [=] { dsa::filter_kernel<C>(a); });
+}
+
+template <class E>
+void topk_of(const dsa::Args& given, const Choice& choice) {
+  dsa::Args a = given;
+  if (choice.by_score != 0) {
+    a.raw = 1;
+    a.out_positions = nullptr;
+    a.out_scores = nullptr;
+  }
+  bool known = true;
+#ifdef EMULATED_SMALL
+  if (choice.kernel == dsa::kRow128) filter<dsa::Row128<E>>(a, choice);
+  else if (choice.kernel == dsa::kCluster512) filter<dsa::Cluster512<E>>(a, choice);
+  else known = false;
+#else
+  known = dsa::with_filter<E>(choice.kernel, [&](auto c) { filter<decltype(c)>(a, choice); });
+#endif
+  if (!known) server::failure = "no kernel " + std::to_string(choice.kernel);
+  if (choice.by_score != 0) {
+    a = given;
+    cpu::Launch l;
+    int32_t size = 1;
+    while (size < a.k) size <<= 1;
+    l.grid = dim3(static_cast<unsigned>(a.rows)), l.block = dim3(dsa::kOrderThreads), l.smem = static_cast<size_t>(size) * 8;
+    server::run(l, [=] { dsa::order_kernel<dsa::OrderConfig<E>>(a); });
+  }
+}
+
+void topk(void* p, size_t bytes) {
+  if (bytes != sizeof(dsa::Args) + sizeof(Choice)) {
+    server::failure = "the request has " + std::to_string(bytes) + " bytes of args, sizeof(Args) is " + std::to_string(sizeof(dsa::Args));
+    return;
+  }
+  dsa::Args a = *static_cast<const dsa::Args*>(p);
+  const Choice choice = *reinterpret_cast<const Choice*>(static_cast<const uint8_t*>(p) + sizeof(dsa::Args));
+  if (a.rows == 0) return;
+  dsa::set_page_size(a, a.page_size);
+#ifdef EMULATED_SMALL
+  if (choice.dtype == dsa::kFloat32) topk_of<dsa::Float32>(a, choice);
+  else if (choice.dtype == dsa::kFloat16) topk_of<dsa::Float16>(a, choice);
+  else server::failure = "the small build has no element type " + std::to_string(choice.dtype);
+#else
+  dsa::with_element(choice.dtype, [&](auto e) { topk_of<decltype(e)>(a, choice); });
+#endif
+}
+
+EMULATED_ENTRY(topk, topk);
+
+}  // namespace
+
+int main() { return server::serve(); }
