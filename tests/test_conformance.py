@@ -342,6 +342,14 @@ def test_unknown_backends_list_the_known_ones() -> None:
         adapters.get("no_such_module:function")
 
 
+def test_kernels_of_the_cuda_backend_can_be_forced() -> None:
+    for name in ("cuda-Row256", "cuda-Cluster512-4"):
+        assert adapters.get(name).name == name
+        assert adapters.get(name).device_type == "cuda"
+    with pytest.raises(ValueError, match="one of Row128"):
+        adapters.get("cuda-Row7")
+
+
 def test_torch_topk_is_judged_like_a_peer() -> None:
     """Exact on finite scores, and shown to rank NaN first."""
     peer = adapters.get("torch.topk")

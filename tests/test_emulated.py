@@ -6,13 +6,24 @@ from collections.abc import Iterable
 
 import pytest
 import torch
-from emulator.args import kernels, paths
-from emulator.build import compiler
-from emulator.cases import BF16, FP16, FP32, GROUPS, Case, by_distribution, by_layout, by_shape, hostile_integers, routes
-from emulator.emulated import emulated, new_counters, prepare
-from emulator.process import Options
 
 from dsa_topk.testing import distributions
+from emulator.args import kernels, paths
+from emulator.build import compiler
+from emulator.cases import (
+    BF16,
+    FP16,
+    FP32,
+    GROUPS,
+    Case,
+    by_distribution,
+    by_layout,
+    by_shape,
+    hostile_integers,
+    routes,
+)
+from emulator.emulated import emulated, new_counters, prepare
+from emulator.process import Options
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++")
 
@@ -34,7 +45,8 @@ def check_all(cases: Iterable[Case], sanitize: bool = False) -> None:
     assert count > 0
 
 
-# Size: all kernels x element types x 24 or so distributions x 2 of 5 (k, n) pairs, 14 edge lengths each; 1 to 2 seconds a test.
+# Size: all kernels x element types x all distributions, 14 edge lengths each; (k, n), tie rule and outputs differ from
+# one distribution to the next and from one element type to the next. 1 to 3 seconds a test.
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("route", ROUTES, ids=name_of)
 def test_distributions(route: tuple[str, int], dtype: str) -> None:
@@ -47,7 +59,7 @@ def test_group(route: tuple[str, int], group: str) -> None:
     check_all(GROUPS[group](route))
 
 
-# The sanitized build costs ten times as much, so it runs what touches memory in unusual places, on one kernel of each kind.
+# The sanitized build costs ten times as much: it runs what touches memory in unusual places, on a kernel of each kind.
 @pytest.mark.parametrize("group", [by_shape, by_layout, hostile_integers], ids=lambda g: g.__name__)
 @pytest.mark.parametrize("route", [("Row128", 1), ("Cluster512", 3)], ids=name_of)
 def test_sanitized(route: tuple[str, int], group: object) -> None:
@@ -55,12 +67,12 @@ def test_sanitized(route: tuple[str, int], group: object) -> None:
     check_all(list(group(route))[:: 3 if group is by_shape else 2], sanitize=True)
 
 
-@pytest.mark.parametrize("route", [("Row128", 1), ("Row256", 1), ("Cluster512", 2)], ids=name_of)
+@pytest.mark.parametrize("route", [("Row128", 1), ("Cluster512", 2)], ids=name_of)
 def test_sanitized_distributions(route: tuple[str, int]) -> None:
     check_all(list(by_distribution(route, FP32))[::5], sanitize=True)
 
 
-@pytest.mark.parametrize("kernel", [k for k in kernels()])
+@pytest.mark.parametrize("kernel", list(kernels()))
 def test_every_path_is_taken(kernel: str) -> None:
     """The cases together send rows through each path of the kernel, so that none is only thought to be tested."""
     route = next(r for r in ROUTES if r[0] == kernel)
@@ -91,12 +103,14 @@ def test_same_bits_by_every_route_and_schedule(k: int) -> None:
 def test_schedules(schedule: int) -> None:
     """Many seeds of one schedule on one call: a race shows in few of them."""
     k, n = 300, 3001
-    scores = torch.cat([distributions.make(d, 1, n, seed=1, k=k) for d in ("normal", "half_zeros", "bit_patterns", "outliers")])
+    names = ("normal", "half_zeros", "bit_patterns", "outliers")
+    scores = torch.cat([distributions.make(d, 1, n, seed=1, k=k) for d in names])
     for kernel, cluster in (("Row128", 1), ("Row256", 1), ("Cluster512", 3)):
         for seed in range(20):
             call = prepare(scores, None, k)
             options = Options(seed=seed, schedule=schedule, preempt=(0, 32, 1024)[seed % 3])
-            wrong = Case(f"{kernel} schedule {schedule} seed {seed}", call, kernel, cluster, options=options).wrong(emulated())
+            case = Case(f"{kernel} schedule {schedule} seed {seed}", call, kernel, cluster, options=options)
+            wrong = case.wrong(emulated())
             assert wrong is None, wrong
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from emulator.build import HERE, build, compiler
+
+from emulator.build import CSRC, HERE, build, compiler
+from emulator.cases import first_wrong
+from emulator.emulated import Emulated
+from emulator.kernel_mutants import KERNELS
 from emulator.mutants import SELFTEST, Mutant, StaleMutant, plant
 from emulator.process import EmulationError, Options, Process
 from emulator.selftest_cases import CASES
@@ -24,14 +31,65 @@ def selftest_notices(process: Process, case: str) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("mutant", SELFTEST, ids=lambda m: m.name.replace(" ", "-"))
-def test_self_test_mutant_is_caught(mutant: Mutant, tmp_path: Path) -> None:
-    here = plant([mutant], HERE, tmp_path / "emulator")
-    process = Process(build("selftest", here=here, include=tmp_path / "none", keep=False))
-    noticed = selftest_notices(process, mutant.hint)
-    process.close()
+def try_selftest(mutant: Mutant, work: Path) -> str | None:
+    """Build the self-test with the fault in it; what notices it, or None."""
+    here = plant([mutant], HERE, work / "emulator")
+    process = Process(build("selftest", here=here, include=work / "none", into=work / "built"))
+    try:
+        return selftest_notices(process, mutant.hint)
+    finally:
+        process.close()
+
+
+def try_kernel(mutant: Mutant, work: Path) -> str | None:
+    """Build the kernels with the fault in them; what notices it, or None. Four seeds: a race needs a few schedules."""
+    csrc = plant([mutant], CSRC, work / "csrc")
+    e = Emulated(Process(build("runner", include=csrc, small=True, into=work / "built"), timeout=60))
+    try:
+        return first_wrong(e, mutant.hint, seeds=4)
+    finally:
+        e.close()
+
+
+Outcome = Callable[[Mutant], str | None]
+
+
+@pytest.fixture(scope="module")
+def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
+    """Compiling takes most of the time, so the mutants are tried ahead, as many at once as there are cores."""
+    root = tmp_path_factory.mktemp("mutants")
+    selected = {item.callspec.params.get("mutant") for item in request.session.items if hasattr(item, "callspec")}
+    jobs = [(m, try_selftest) for m in SELFTEST if m in selected] + [(m, try_kernel) for m in KERNELS if m in selected]
+    if "PYTEST_XDIST_WORKER" in os.environ:  # the workers are the parallelism, and each sees only some of the tests
+        attempts = {m: (lambda m=m, f=f, i=i: f(m, root / str(i))) for i, (m, f) in enumerate(jobs)}
+        yield lambda mutant: attempts[mutant]()
+        return
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        futures: dict[Mutant, Future[str | None]] = {
+            m: pool.submit(f, m, root / str(i)) for i, (m, f) in enumerate(jobs)
+        }
+        yield lambda mutant: futures[mutant].result()
+        for future in futures.values():
+            future.cancel()
+
+
+def identifier(mutant: Mutant) -> str:
+    return mutant.name.replace(" ", "-")
+
+
+@pytest.mark.parametrize("mutant", [*SELFTEST, *KERNELS], ids=identifier)
+def test_mutant_is_caught(mutant: Mutant, outcome: Outcome) -> None:
+    noticed = outcome(mutant)
     assert noticed is not None, f"{mutant.name} survived: {mutant.why}"
     print(noticed)
+
+
+def test_the_small_build_without_a_fault_is_right() -> None:
+    """What the mutants are measured against: the same cases, no fault, nothing noticed."""
+    e = Emulated(Process(build("runner", small=True)))
+    groups = sorted({name for m in KERNELS for name in m.hint.split()})
+    assert first_wrong(e, " ".join(groups), seeds=1) is None
+    e.close()
 
 
 def test_stale_mutant_is_an_error(tmp_path: Path) -> None:

@@ -6,9 +6,30 @@ Nothing here looks at data: lengths live on the device, where each row finds its
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
-KERNELS = ("Row128", "Row128Deep", "Row256", "Row512", "Cluster512")
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One instantiation of csrc/launch.h: what the choice needs to know of it."""
+
+    name: str
+    threads: int
+    samples: int  # of a row
+    room: int  # candidates that surely fit a block: its threads' lists fill unevenly, into a shared overflow of 512
+
+
+_TABLE = (
+    Kernel("Row128", 128, 1024, 1280),
+    Kernel("Row128Deep", 128, 2048, 1280),
+    Kernel("Row256", 256, 4096, 2048),
+    Kernel("Row512", 512, 4096, 3400),
+    Kernel("Row512Deep", 512, 8192, 3400),
+    Kernel("Cluster512", 512, 4096, 3400),
+    Kernel("Cluster512Deep", 512, 8192, 3400),
+)
+KERNELS = tuple(kernel.name for kernel in _TABLE)
 """The kernels of csrc/launch.h, by their number."""
 
 CLUSTER_SIZES = tuple(range(2, 17))
@@ -42,8 +63,11 @@ class Plan:
 
 
 # A missed bracket costs its row one more pass. Among thousands of rows that is lost in the crowd, and a narrow bracket makes
-# every row cheaper; where a launch is a few rows long it doubles the latency of the call.
-_MARGIN_MANY, _MARGIN_FEW = 2.6, 4.5
+# every row cheaper; where the launch is hardly longer than a row it is the latency of the call (docs/kernel-notes.md).
+_MARGIN_MANY, _MARGIN_WAVE, _MARGIN_FEW = 2.6, 3.2, 4.5
+
+# Measured on an H200: the best number of blocks a row for rows up to this width, where the rows leave SMs idle.
+_BLOCKS = ((6144, 1), (24576, 2), (49152, 3), (98304, 4), (196608, 6), (393216, 8))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -61,23 +85,47 @@ def choose(rows: int, width: int, k: int, limits: DeviceLimits) -> Plan:
     -------
     Plan
     """
-    few = rows <= 2 * limits.sms
-    margin = _MARGIN_FEW if few else _MARGIN_MANY
-    if few:
-        cluster = _cluster_size(rows, width, limits)
-        if cluster > 1:
-            return Plan("Cluster512", cluster, margin)
-        return Plan("Row512", 1, margin)
-    if width > 49152 or k > 2048:
-        return Plan("Row256", 1, margin)
-    return Plan("Row128Deep" if width > 12288 else "Row128", 1, margin)
+    if rows > 4 * limits.sms:
+        margin = _MARGIN_MANY if rows > 12 * limits.sms else _MARGIN_WAVE
+        if width <= 12288:
+            names = ("Row128", "Row128Deep", "Row256", "Row512Deep")
+        elif width <= 24576 or (width <= 40960 and margin == _MARGIN_MANY):
+            names = ("Row128Deep", "Row256", "Row512Deep")
+        elif width <= 98304:
+            names = ("Row256", "Row512Deep")
+        else:
+            names = ("Row512Deep",)
+        return Plan(_first_with_room(names, width, k, 1, margin), 1, margin)
+    cluster = _cluster_size(rows, width, limits)
+    if cluster > 1:
+        return Plan(_first_with_room(("Cluster512", "Cluster512Deep"), width, k, cluster, _MARGIN_FEW), cluster, _MARGIN_FEW)
+    return Plan(_first_with_room(("Row512", "Row512Deep"), width, k, 1, _MARGIN_FEW), 1, _MARGIN_FEW)
+
+
+def expected_candidates(width: int, k: int, samples: int, margin: float) -> float:
+    """Scores inside the bracket of a full-width row, on average.
+
+    The rank of the k-th score in a sample of S has the standard deviation ``sqrt(S p (1 - p))``, p = k / width (binomial); the
+    bracket spans ``2 margin`` of them, ``width / S`` scores to a sample.
+    """
+    p = min(k / max(width, 1), 1.0)
+    return 2.0 * margin * math.sqrt(samples * p * (1.0 - p)) * width / samples
+
+
+def _first_with_room(names: tuple[str, ...], width: int, k: int, blocks: int, margin: float) -> str:
+    """The first kernel whose lists hold the bracket's candidates, else the last: a full list is exact too, but slow."""
+    for name in names:
+        kernel = _TABLE[KERNELS.index(name)]
+        # Blocks of a cluster send each other up to 2048 (1024 in large clusters) and share a row's candidates unevenly.
+        room = kernel.room if blocks == 1 else 0.7 * blocks * (1024 if blocks > 8 else 2048)
+        if 1.1 * expected_candidates(width, k, kernel.samples, margin) <= room:  # a tenth for the bins' granularity
+            return name
+    return names[-1]
 
 
 def _cluster_size(rows: int, width: int, limits: DeviceLimits) -> int:
-    """Blocks a row, so that the rows fill the device and a block still has a few thousand scores to stream."""
-    useful = min(width // 4096, 2 * limits.sms // max(rows, 1), 16)
-    for size in range(useful, 1, -1):
-        if limits.clusters[size] >= rows:
-            return size
-    # No size lets all rows run at once: one that needs few waves is still better for very wide rows.
-    return 1
+    """Blocks a row: what its width can use, as far as all rows still run at once."""
+    wanted = next((blocks for bound, blocks in _BLOCKS if width <= bound), 16)
+    if wanted == 2 and width < 16384 and rows < 32:
+        return 1  # alone, a short row is through before its blocks have met
+    return next((size for size in range(wanted, 1, -1) if limits.clusters[size] >= rows), 1)

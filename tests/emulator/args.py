@@ -1,4 +1,4 @@
-"""Packs a ``Call`` into the kernels' ``Args`` struct. The layout is read from csrc/args.h, so there is one table only."""
+"""Packs a ``Call`` into the kernels' ``Args``; the layout is read from csrc/args.h, so there is one table only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from dsa_topk._call import Call
 from .build import CSRC
 from .process import Buffer
 
-_TYPES: dict[str, type] = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64, "float": ctypes.c_float}
+_TYPES: dict[str, type] = {
+    "int32_t": ctypes.c_int32,
+    "uint32_t": ctypes.c_uint32,
+    "int64_t": ctypes.c_int64,
+    "float": ctypes.c_float,
+}
 
 FORMS = {"positions": 0, "ragged": 1, "paged": 2}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -24,7 +29,7 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 class Choice(ctypes.Structure):
     """Same layout as the runner's Choice."""
 
-    _fields_ = [(name, ctypes.c_int32) for name in ("kernel", "dtype", "cluster", "by_score")]  # noqa: RUF012
+    _fields_ = [(name, ctypes.c_int32) for name in ("kernel", "dtype", "cluster", "by_score")]
 
 
 def _struct(name: str, text: str, known: dict[str, type]) -> type[ctypes.Structure]:
@@ -49,12 +54,20 @@ def args_type(csrc: Path = CSRC) -> type[ctypes.Structure]:
     return _struct("Args", text, {**_TYPES, "IndexVector": _struct("IndexVector", text, _TYPES)})
 
 
-def pack(call: Call, *, kernel: int, cluster: int = 1, margin: float = 4.0, counters: torch.Tensor | None = None) -> tuple[bytes, list[Buffer]]:
+def pack(
+    call: Call,
+    *,
+    kernel: int,
+    cluster: int = 1,
+    margin: float = 4.0,
+    counters: torch.Tensor | None = None,
+    csrc: Path = CSRC,
+) -> tuple[bytes, list[Buffer]]:
     """Args and Choice as bytes, and the buffers whose addresses belong into them.
 
     Fields that the launch fills (``filter_shape``, ``set_page_size``) stay zero here, as in the binding.
     """
-    struct: Any = args_type()
+    struct: Any = args_type(csrc)
     a = struct()
     buffers: list[Buffer] = []
     rows, width = call.scores.shape
@@ -87,7 +100,8 @@ def pack(call: Call, *, kernel: int, cluster: int = 1, margin: float = 4.0, coun
     a.margin = margin
     if counters is not None:
         buffers.append(Buffer(struct.counters.offset, counters, "k", keep=2))
-    choice = Choice(kernel=kernel, dtype=DTYPES[call.scores.dtype], cluster=cluster, by_score=int(call.order == "score"))
+    by_score = int(call.order == "score")
+    choice = Choice(kernel=kernel, dtype=DTYPES[call.scores.dtype], cluster=cluster, by_score=by_score)
     return bytes(a) + bytes(choice), buffers
 
 

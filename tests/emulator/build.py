@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,8 +54,16 @@ def _key(parts: Sequence[bytes]) -> str:
     return digest.hexdigest()[:24]
 
 
-def build(program: str, *, sanitize: bool = False, include: Path = CSRC, here: Path = HERE, keep: bool = True) -> Path:
-    """Compile ``<here>/<program>.cpp`` and return the executable.
+def build(
+    program: str,
+    *,
+    sanitize: bool = False,
+    small: bool = False,
+    include: Path = CSRC,
+    here: Path = HERE,
+    into: Path | None = None,
+) -> Path:
+    """Compile ``<here>/<program>.cpp`` and return the executable, the headers it was built from beside it.
 
     Parameters
     ----------
@@ -62,12 +71,14 @@ def build(program: str, *, sanitize: bool = False, include: Path = CSRC, here: P
         Stem of the source file, ``selftest`` or ``runner``.
     sanitize : bool
         With the address and undefined-behaviour sanitizers.
+    small : bool
+        One kernel of each kind and two element types only, for mutants (runner).
     include : Path
         Directory of the kernel headers; mutants give a changed copy.
     here : Path
         Directory of the emulator; mutants of the self-test give a changed copy.
-    keep : bool
-        False for mutants: built into a directory that the caller removes (``<include>/../<program>``).
+    into : Path, optional
+        A new directory for the result; default the cache, where nothing is built twice.
 
     Raises
     ------
@@ -77,22 +88,43 @@ def build(program: str, *, sanitize: bool = False, include: Path = CSRC, here: P
     gxx = compiler()
     if gxx is None:
         raise BuildError("no C++ compiler: g++ is not on PATH (CXX names another)")
-    flags = [*_COMMON, *(_SANITIZED if sanitize else _PLAIN)]
-    if keep:
-        sources = [*sorted(here.glob("*.h")), here / f"{program}.cpp", *(sorted(include.glob("*.*h")) if include.is_dir() else [])]
-        version = subprocess.run([gxx, "--version"], capture_output=True, check=True).stdout
-        key = _key([version, *(f.encode() for f in flags), *(p.name.encode() + p.read_bytes() for p in sources)])
-        target = cache_dir() / f"{program}-{key}"
-        if target.exists():
-            return target
-    else:
-        target = here / program if here != HERE else include.parent / program
-    # a name of its own while it is built: another process may do the same, and the rename is atomic
-    staging = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-    command = [gxx, *flags, f"-I{here}", f"-I{include}", str(here / f"{program}.cpp"), "-o", str(staging)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        errors = [line for line in done.stderr.splitlines() if "error" in line][:8]
-        raise BuildError(f"{' '.join(command)}\n" + "\n".join(errors or done.stderr.splitlines()[:20]))
-    os.replace(staging, target)
-    return target
+    flags = [*_COMMON, *(_SANITIZED if sanitize else _PLAIN), *(("-DEMULATED_SMALL",) if small else ())]
+    # Compiled from copies: whoever edits the sources meanwhile changes neither the program nor what its key stands for.
+    staging = Path(tempfile.mkdtemp(prefix="staging-", dir=cache_dir() if into is None else into.parent))
+    try:
+        sources = [*sorted(here.glob("*.h")), here / f"{program}.cpp"]
+        kernels = sorted(include.glob("*.*h")) if include.is_dir() else []
+        for folder, files in (("emulator", sources), ("csrc", kernels)):
+            (staging / folder).mkdir()
+            for file in files:
+                shutil.copy2(file, staging / folder / file.name)
+        if into is None:
+            version = subprocess.run([gxx, "--version"], capture_output=True, check=True).stdout
+            copies = sorted(p for p in staging.rglob("*") if p.is_file())
+            key = _key([version, *(f.encode() for f in flags), *(p.name.encode() + p.read_bytes() for p in copies)])
+            into = cache_dir() / f"{program}-{key}"
+            if (into / program).exists():
+                os.utime(into)
+                return into / program
+            _forget_old()
+        source = staging / "emulator" / f"{program}.cpp"
+        command = [gxx, *flags, f"-I{staging / 'emulator'}", f"-I{staging / 'csrc'}", str(source)]
+        done = subprocess.run([*command, "-o", str(staging / program)], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            errors = [line for line in done.stderr.splitlines() if "error" in line][:8]
+            raise BuildError(f"{' '.join(command)}\n" + "\n".join(errors or done.stderr.splitlines()[:20]))
+        try:
+            staging.rename(into)  # atomic; another process may have been quicker
+        except OSError:
+            if not (into / program).exists():
+                raise
+        return into / program
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _forget_old(days: float = 2.0) -> None:
+    """Drop builds that nobody has used for some days (a sanitized one has tens of megabytes)."""
+    for old in cache_dir().iterdir():
+        if time.time() - old.stat().st_mtime > days * 86400:
+            shutil.rmtree(old, ignore_errors=True)

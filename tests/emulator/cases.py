@@ -37,7 +37,13 @@ class Case:
 
     def run(self, e: Emulated, counters: torch.Tensor | None = None) -> None:
         """Fill the outputs."""
-        e.run(self.call, kernel=self.kernel, cluster=self.cluster, margin=self.margin, options=self.options, counters=counters)
+        how: dict[str, Any] = {
+            "kernel": self.kernel,
+            "cluster": self.cluster,
+            "margin": self.margin,
+            "options": self.options,
+        }
+        e.run(self.call, **how, counters=counters)
 
     def wrong(self, e: Emulated, counters: torch.Tensor | None = None) -> str | None:
         """Run and check; what is wrong, or None."""
@@ -86,20 +92,20 @@ def by_distribution(route: tuple[str, int], dtype: torch.dtype, seed: int = 0) -
     """Every named distribution with edge lengths; size, tie rule and outputs vary from one to the next."""
     kernel, cluster = route
     for i, name in enumerate(distributions.NAMES):
-        for turn in range(2):
-            k, n = SIZES[(i + turn * 2 + seed) % len(SIZES)]
-            lengths = edge_lengths(k, n)
-            scores = distributions.make(name, len(lengths), n, dtype=dtype, seed=seed + turn, k=k)
-            call = prepare(
-                scores,
-                lengths,
-                k,
-                tie_break="largest" if (i + turn) % 2 else "smallest",
-                return_scores=(i + turn) % 3 == 0,
-                positions=i % 4 == 1,
-            )
-            options = Options(seed=seed * 1000 + i * 10 + turn)
-            yield Case(f"{name} k={k} n={n} {dtype} {kernel}x{cluster} seed {options.seed}", call, kernel, cluster, options=options)
+        k, n = SIZES[(i + seed * 2 + cluster) % len(SIZES)]
+        lengths = edge_lengths(k, n)
+        scores = distributions.make(name, len(lengths), n, dtype=dtype, seed=seed, k=k)
+        call = prepare(
+            scores,
+            lengths,
+            k,
+            tie_break="largest" if (i + seed) % 2 else "smallest",
+            return_scores=(i + seed) % 3 == 0,
+            positions=i % 4 == 1,
+        )
+        options = Options(seed=seed * 1000 + i)
+        about = f"{name} k={k} n={n} {dtype} {kernel}x{cluster} seed {options.seed}"
+        yield Case(about, call, kernel, cluster, options=options)
 
 
 def by_shape(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
@@ -108,7 +114,8 @@ def by_shape(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
     for i, name in enumerate(shapes.NAMES):
         for turn, page_size in enumerate((1, 64, 16, 100)):
             k, n = SIZES[(i + turn + seed) % 4]
-            shape = shapes.make(name, rows=9, width=n, k=k, seed=seed + turn, page_size=page_size, index_dtype=torch.int64 if turn % 2 else torch.int32)
+            integers = torch.int64 if turn % 2 else torch.int32
+            shape = shapes.make(name, rows=9, width=n, k=k, seed=seed + turn, page_size=page_size, index_dtype=integers)
             dtype = (FP32, FP16)[turn // 2]
             kind = ("indexer", "half_zeros", "normal", "all_equal")[(i + turn) % 4]
             scores = distributions.make(kind, 9, n, dtype=dtype, seed=seed, k=k)
@@ -118,9 +125,11 @@ def by_shape(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
             column = torch.arange(n)
             outside = (column < starts[:, None]) | (column >= (starts + lengths.clamp(min=0))[:, None])
             scores[outside] = float("inf") if turn % 2 else float("nan")
-            call = prepare(scores, shape.lengths, k, form=shape.form, positions=turn == 1, return_scores=turn == 2, **shape.kwargs())
+            extra = {**shape.kwargs(), "form": shape.form, "positions": turn == 1, "return_scores": turn == 2}
+            call = prepare(scores, shape.lengths, k, **extra)
             options = Options(seed=seed * 1000 + i * 10 + turn, pdl=turn % 2 == 1)
-            yield Case(f"{name} page {page_size} k={k} n={n} {kernel}x{cluster} seed {options.seed}", call, kernel, cluster, options=options)
+            about = f"{name} page {page_size} k={k} n={n} {kernel}x{cluster} seed {options.seed}"
+            yield Case(about, call, kernel, cluster, options=options)
 
 
 def by_layout(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
@@ -140,12 +149,14 @@ def by_layout(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
             call = Call("positions", scores, lengths, k, row_starts=starts.to(torch.int32)[:], tie_break="smallest")
             call.out, call.out_positions = both[:, 1 : 1 + k], both[:, k + 3 : 2 * k + 3]
             options = Options(seed=seed + offset * 5 + extra)
-            yield Case(f"offset {offset} stride {stride} {dtype} {kernel}x{cluster} seed {options.seed}", call, kernel, cluster, options=options)
+            about = f"offset {offset} stride {stride} {dtype} {kernel}x{cluster} seed {options.seed}"
+            yield Case(about, call, kernel, cluster, options=options)
     # one row for all: stride 0, and rows that overlap like a sliding window
     line = distributions.make("normal", 1, 3 * n, seed=seed, k=k)
     for stride in (0, 7):
         scores = line[0].as_strided((5, n), (stride, 1))
-        yield Case(f"row stride {stride} {kernel}x{cluster}", prepare(scores, None, k), kernel, cluster, options=Options(seed=seed))
+        about = f"row stride {stride} {kernel}x{cluster}"
+        yield Case(about, prepare(scores, None, k), kernel, cluster, options=Options(seed=seed))
 
 
 def far_rows(route: tuple[str, int]) -> Iterator[Case]:
@@ -187,14 +198,16 @@ def hostile_integers(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
         near = torch.arange(rows) % 5
         yield case(f"row_to_batch page {page_size}", prepare(scores, full, k, row_to_batch=wild, **paged))
         yield case(f"batches page {page_size}", prepare(scores, full, k, row_to_batch=torch.arange(rows) - 3, **paged))
-        yield case(f"page_table_starts page {page_size}", prepare(scores, full, k, row_to_batch=near, page_table_starts=wild, **paged))
-        yield case(f"last entries page {page_size}", prepare(scores, full, k, row_to_batch=near, page_table_starts=torch.arange(rows) + 30, **paged))
+        paged["row_to_batch"] = near
+        yield case(f"page_table_starts page {page_size}", prepare(scores, full, k, page_table_starts=wild, **paged))
+        last = torch.arange(rows) + 30
+        yield case(f"last entries page {page_size}", prepare(scores, full, k, page_table_starts=last, **paged))
     garbage = table.clone()
     garbage[:, ::3] = torch.tensor([-1, -(2**31), 2**31 - 1, 0x7EADBEEF, -7], dtype=torch.int32)[:, None]
-    yield case("page entries", prepare(scores, full, k, form="paged", page_table=garbage, page_size=8, row_to_batch=torch.arange(rows) % 5))
-    none = torch.empty(0, 40, dtype=torch.int32)
-    yield case("no tables", prepare(scores, full, k, form="paged", page_table=none, page_size=8, row_to_batch=torch.arange(rows)))
-    yield case("no entries", prepare(scores, full, k, form="paged", page_table=none.view(0, 40)[:, :0].expand(0, 0).reshape(0, 0), page_size=8, row_to_batch=torch.arange(rows)))
+    paged = {"form": "paged", "page_size": 8, "row_to_batch": torch.arange(rows) % 5}
+    yield case("page entries", prepare(scores, full, k, page_table=garbage, **paged))
+    yield case("no tables", prepare(scores, full, k, page_table=torch.empty(0, 40, dtype=torch.int32), **paged))
+    yield case("no entries", prepare(scores, full, k, page_table=torch.empty(5, 0, dtype=torch.int32), **paged))
     yield case("no columns", prepare(scores[:, :0], full, k))
 
 
@@ -206,19 +219,29 @@ def by_order(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
         scores = distributions.make(name, 5, n, dtype=(FP32, FP16)[i % 2], seed=seed, k=k)
         lengths = torch.tensor([n, k, k - 1, 0, n // 2])
         table = torch.randperm(5 * (n // 16 + 1), dtype=torch.int32).view(5, -1)
-        extra: dict[str, Any] = ({}, {"form": "ragged", "out_offsets": torch.arange(5) * 1000}, {"form": "paged", "page_table": table, "page_size": 16})[i % 3]
-        call = prepare(scores, lengths, k, order="score", tie_break=("smallest", "largest")[i // 2 % 2], return_scores=i % 2 == 0, positions=i % 3 == 2, **extra)
-        yield Case(f"order=score {name} k={k} {kernel}x{cluster}", call, kernel, cluster, options=Options(seed=seed + i))
+        forms: tuple[dict[str, Any], ...] = (
+            {},
+            {"form": "ragged", "out_offsets": torch.arange(5) * 1000},
+            {"form": "paged", "page_table": table, "page_size": 16},
+        )
+        extra = {**forms[i % 3], "order": "score", "return_scores": i % 2 == 0, "positions": i % 3 == 2}
+        call = prepare(scores, lengths, k, tie_break=("smallest", "largest")[i // 2 % 2], **extra)
+        about = f"order=score {name} k={k} {kernel}x{cluster}"
+        yield Case(about, call, kernel, cluster, options=Options(seed=seed + i))
 
 
 def narrow_brackets(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
     """A bracket of hardly any width misses often: the second try and the exact path take over."""
     kernel, cluster = route
-    for i, name in enumerate(("normal", "indexer", "ascending", "descending", "outliers", "narrow", "half_zeros", "bit_patterns")):
+    names = ("normal", "indexer", "ascending", "descending", "outliers", "narrow", "half_zeros", "bit_patterns")
+    for i, name in enumerate(names):
         k, n = SIZES[(i + seed) % len(SIZES)]
         scores = distributions.make(name, 6, n, seed=seed, k=k)
-        call = prepare(scores, torch.tensor([n, n - 1, n // 2 + k // 2, 400 + k, n, 300 + k]).clamp(max=n), k, tie_break=("smallest", "largest")[i % 2])
-        yield Case(f"margin {i % 2 / 10} {name} k={k} n={n} {kernel}x{cluster}", call, kernel, cluster, margin=i % 2 / 10, options=Options(seed=seed + i))
+        lengths = torch.tensor([n, n - 1, n // 2 + k // 2, 400 + k, n, 300 + k]).clamp(max=n)
+        call = prepare(scores, lengths, k, tie_break=("smallest", "largest")[i % 2])
+        margin = i % 2 / 10
+        about = f"margin {margin} {name} k={k} n={n} {kernel}x{cluster}"
+        yield Case(about, call, kernel, cluster, margin=margin, options=Options(seed=seed + i))
 
 
 def crowds(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
@@ -239,13 +262,60 @@ def crowds(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
     blocky = torch.full((n,), -1.0)
     blocky[32 * 16 * 3 : 32 * 16 * 3 + 4000] = torch.linspace(1.0, 1.001, 4000)  # one warp's share holds all candidates
     rows.append(blocky)
+    # many entries in one bin of a wide bracket: three copies of 200 values that hardly differ, astride the k-th place
+    dense = torch.rand(n, generator=generator) * 0.5
+    order = torch.randperm(n, generator=generator)
+    dense[order[: k - 301]] += 2.0
+    dense[order[k - 301 : k + 299]] = (torch.arange(600) // 3 + 0x3FA00000).to(torch.int32).view(FP32)
+    rows.append(dense)
     scores = torch.stack(rows)
     for tie_break in ("smallest", "largest"):
         call = prepare(scores, None, k, tie_break=tie_break)
         yield Case(f"crowds {tie_break} {kernel}x{cluster}", call, kernel, cluster, options=Options(seed=seed))
 
 
-Group = Callable[[tuple[str, int]], Iterator[Case]]
-GROUPS: dict[str, Group] = {
-    f.__name__: f for f in (by_shape, by_layout, far_rows, hostile_integers, by_order, narrow_brackets, crowds)
-}
+def wide_brackets(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
+    """A bracket that holds far too much: lists of threads, the spill list and the regions of a cluster overflow.
+
+    In the last rows a few lanes of one warp in four own all candidates.
+    """
+    kernel, cluster = route
+    k, n = 2048, 12000
+    scores = torch.cat([distributions.make(d, 1, n, seed=seed, k=k) for d in ("normal", "indexer", "ascending")])
+    for margin in (8.0, 20.0, 60.0):
+        call = prepare(scores, None, k)
+        about = f"margin {margin} {kernel}x{cluster}"
+        yield Case(about, call, kernel, cluster, margin=margin, options=Options(seed=seed))
+    generator = torch.Generator().manual_seed(seed)
+    column = torch.arange(n)
+    for lanes in (1, 3, 8, 32):
+        row = torch.where(torch.rand(n, generator=generator) < 0.5, 9.0, -9.0) + torch.rand(n, generator=generator)
+        owned = (column % 32 < lanes) & (column // 32 % 4 == 1)
+        row[owned] = torch.rand(int(owned.sum()), generator=generator)
+        # the k-th best lies in the middle of the owned ones
+        middle = int((row > 1).sum()) + int(owned.sum()) // 2
+        name = f"owned by {lanes} lanes {kernel}x{cluster}"
+        yield Case(name, prepare(row[None], None, middle), kernel, cluster, options=Options(seed=seed))
+
+
+Group = Callable[..., Iterator[Case]]
+_GROUPS = (by_shape, by_layout, far_rows, hostile_integers, by_order, narrow_brackets, wide_brackets, crowds)
+GROUPS: dict[str, Group] = {f.__name__: f for f in _GROUPS}
+
+
+def first_wrong(e: Emulated, groups: str, seeds: int, dtypes: tuple[torch.dtype, ...] = (FP32, FP16)) -> str | None:
+    """The first case of the named groups that is wrong, on the kernels of the small build; None when all are right."""
+    for seed in range(seeds):
+        for name in groups.split():
+            for route in (("Row128", 1), ("Cluster512", 3)):
+                if name == "by_distribution":
+                    found = by_distribution(route, dtypes[seed % len(dtypes)], seed)
+                elif name == "far_rows":
+                    found = far_rows(route)
+                else:
+                    found = GROUPS[name](route, seed)
+                for case in found:
+                    wrong = case.wrong(e)
+                    if wrong is not None:
+                        return wrong
+    return None

@@ -9,10 +9,10 @@
 namespace cpu {
 
 struct Mbarrier {
-  uint64_t word = 0;      // what its 8 bytes of shared memory must still hold
+  uint64_t word = 0;  // what its 8 bytes of shared memory must still hold
   unsigned expected = 0, pending = 0;
-  int64_t tx = 0;         // bytes announced and not yet arrived
-  unsigned phase = 0;     // the one in progress; its lowest bit is the parity
+  int64_t tx = 0;      // bytes announced and not yet arrived
+  unsigned phase = 0;  // the one in progress; its lowest bit is the parity
   Block* block = nullptr;
   std::vector<Fiber*> waiting;
 };
@@ -22,21 +22,24 @@ struct AsyncCopy {
   const uint8_t* src;
   size_t bytes;
   uint64_t* bar;
-  Block* dst_block;       // nullptr = global memory
+  Block* dst_block;  // nullptr = global memory
   Block* src_block;
-  Fiber* issuer;          // of a bulk group
+  Fiber* issuer;  // of a bulk group
   uint64_t group;
   std::vector<uint8_t> snapshot;
   bool has_snapshot;
 };
 
-struct GlobalRange { const uint8_t* base; size_t bytes; };
+struct GlobalRange {
+  const uint8_t* base;
+  size_t bytes;
+};
 
 struct Async {
   std::unordered_map<uint64_t*, Mbarrier> bars;
   std::vector<AsyncCopy> pending;
-  std::vector<GlobalRange> ranges;          // all of global memory, when the runner knows it
-  std::function<void()> prior_grid;         // what the preceding launch writes; runs when it "completes"
+  std::vector<GlobalRange> ranges;   // all of global memory, when the runner knows it
+  std::function<void()> prior_grid;  // what the preceding launch writes; runs when it "completes"
   bool prior_running = false;
   std::vector<Fiber*> prior_waiting;
 };
@@ -46,7 +49,8 @@ inline Async async;
 
 inline Mbarrier& find_bar(uint64_t* bar, const char* what) {
   auto it = async.bars.find(bar);
-  if (it == async.bars.end()) fail(std::string(what) + " on an mbarrier that was not initialised (or whose block has exited)");
+  if (it == async.bars.end())
+    fail(std::string(what) + " on an mbarrier that was not initialised (or whose block has exited)");
   if (*bar != it->second.word) fail(std::string(what) + " on an mbarrier whose memory was overwritten");
   return it->second;
 }
@@ -100,7 +104,8 @@ inline void mbarrier_arrive_expect_tx(uint64_t* bar, unsigned bytes) {
 inline bool phase_done(const Mbarrier& m, unsigned parity) { return (m.phase & 1) != (parity & 1); }
 
 // One try: true when the phase of this parity is over. May be called in a loop of the caller's.
-inline bool mbarrier_try_wait(uint64_t* bar, unsigned parity, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+inline bool mbarrier_try_wait(uint64_t* bar, unsigned parity, const char* file = __builtin_FILE(),
+                              int line = __builtin_LINE()) {
   if (phase_done(find_bar(bar, "mbarrier_try_wait"), parity)) return true;
   backoff(file, line);
   return phase_done(find_bar(bar, "mbarrier_try_wait"), parity);
@@ -110,7 +115,8 @@ inline bool mbarrier_test_wait(uint64_t* bar, unsigned parity) {
   return phase_done(find_bar(bar, "mbarrier_test_wait"), parity);
 }
 // try_wait until it is true, without burning switches.
-inline void mbarrier_wait(uint64_t* bar, unsigned parity, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+inline void mbarrier_wait(uint64_t* bar, unsigned parity, const char* file = __builtin_FILE(),
+                          int line = __builtin_LINE()) {
   point();
   for (;;) {
     Mbarrier& m = find_bar(bar, "mbarrier_wait");
@@ -151,20 +157,32 @@ inline void do_copy(const AsyncCopy& c) {
   }
 }
 
-inline void issue(uint8_t* dst, const uint8_t* src, size_t bytes, uint64_t* bar, const char* what, bool to_shared, bool from_shared) {
+inline void issue(uint8_t* dst, const uint8_t* src, size_t bytes, uint64_t* bar, const char* what, bool to_shared,
+                  bool from_shared) {
   auto bad = [&](const char* why) { fail(std::string(what) + ": " + why); };
   if (reinterpret_cast<uintptr_t>(dst) % 16 != 0) bad("the target is not 16-byte aligned");
   if (reinterpret_cast<uintptr_t>(src) % 16 != 0) bad("the source is not 16-byte aligned");
   if (bytes % 16 != 0) bad("the size is not a multiple of 16");
   Block* db = owner_of(dst);
   Block* sb = owner_of(src);
-  if (to_shared && (db == nullptr || dst + bytes > db->smem + db->smem_size)) bad("the target is not within a block's shared memory");
-  if (from_shared && (sb == nullptr || src + bytes > sb->smem + sb->smem_size)) bad("the source is not within a block's shared memory");
+  if (to_shared && (db == nullptr || dst + bytes > db->smem + db->smem_size))
+    bad("the target is not within a block's shared memory");
+  if (from_shared && (sb == nullptr || src + bytes > sb->smem + sb->smem_size))
+    bad("the source is not within a block's shared memory");
   if (!to_shared && !in_global(dst, bytes)) bad("the target is not within one global buffer");
   if (!from_shared && !in_global(src, bytes)) bad("the source is not within one global buffer");
   if (bar != nullptr) find_bar(bar, what);
   if (bytes == 0) return;
-  AsyncCopy c{dst, src, bytes, bar, to_shared ? db : nullptr, from_shared ? sb : nullptr, st.current, 0, {}, st.random.chance(512)};
+  AsyncCopy c{dst,
+              src,
+              bytes,
+              bar,
+              to_shared ? db : nullptr,
+              from_shared ? sb : nullptr,
+              st.current,
+              0,
+              {},
+              st.random.chance(512)};
   c.group = st.current->bulk_groups;
   if (c.has_snapshot) c.snapshot.assign(src, src + bytes);  // the source may be read at once or late
   if (to_shared) st.random.fill(dst, bytes);
@@ -174,19 +192,23 @@ inline void issue(uint8_t* dst, const uint8_t* src, size_t bytes, uint64_t* bar,
 }
 
 inline void bulk_global_to_shared(void* dst, const void* src, unsigned bytes, uint64_t* bar) {
-  issue(static_cast<uint8_t*>(dst), static_cast<const uint8_t*>(src), bytes, bar, "bulk copy global to shared", true, false);
+  issue(static_cast<uint8_t*>(dst), static_cast<const uint8_t*>(src), bytes, bar, "bulk copy global to shared", true,
+        false);
 }
 // Into the same or another block of the cluster; dst and bar from map_shared.
 inline void bulk_shared_to_cluster(void* dst, const void* src, unsigned bytes, uint64_t* bar) {
-  issue(static_cast<uint8_t*>(dst), static_cast<const uint8_t*>(src), bytes, bar, "bulk copy shared to cluster", true, true);
+  issue(static_cast<uint8_t*>(dst), static_cast<const uint8_t*>(src), bytes, bar, "bulk copy shared to cluster", true,
+        true);
 }
 // To the same offset of every block in the mask, each on its own mbarrier.
 inline void bulk_multicast(void* dst, const void* src, unsigned bytes, uint64_t* bar, unsigned mask) {
   for (unsigned r = 0; r < cluster_size(); ++r)
-    if ((mask >> r) & 1) bulk_global_to_shared(map_shared(static_cast<uint8_t*>(dst), r), src, bytes, map_shared(bar, r));
+    if ((mask >> r) & 1)
+      bulk_global_to_shared(map_shared(static_cast<uint8_t*>(dst), r), src, bytes, map_shared(bar, r));
 }
 inline void bulk_shared_to_global(void* dst, const void* src, unsigned bytes) {
-  issue(static_cast<uint8_t*>(dst), static_cast<const uint8_t*>(src), bytes, nullptr, "bulk copy shared to global", false, true);
+  issue(static_cast<uint8_t*>(dst), static_cast<const uint8_t*>(src), bytes, nullptr, "bulk copy shared to global",
+        false, true);
 }
 inline void bulk_commit_group() { ++st.current->bulk_groups; }
 // Waits until at most n of this thread's bulk groups are not complete.
@@ -204,7 +226,8 @@ inline void bulk_wait_group(unsigned n) {
   }
 }
 inline void bulk_prefetch(const void* src, unsigned bytes) {
-  if (reinterpret_cast<uintptr_t>(src) % 16 != 0 || bytes % 16 != 0) fail("bulk prefetch: address or size is not a multiple of 16");
+  if (reinterpret_cast<uintptr_t>(src) % 16 != 0 || bytes % 16 != 0)
+    fail("bulk prefetch: address or size is not a multiple of 16");
 }
 
 // ---- cp.async: 4, 8 or 16 bytes a thread, visible to the issuing thread after its wait
@@ -217,9 +240,11 @@ inline void do_deferred(const DeferredCopy& c) {
 // src_bytes < bytes fills the rest with zeros.
 inline void cp_async(void* dst, const void* src, unsigned bytes, unsigned src_bytes) {
   if (bytes != 4 && bytes != 8 && bytes != 16) fail("cp.async of " + std::to_string(bytes) + " bytes");
-  if (reinterpret_cast<uintptr_t>(dst) % bytes != 0 || reinterpret_cast<uintptr_t>(src) % bytes != 0) fail("cp.async: an address is not a multiple of the size");
+  if (reinterpret_cast<uintptr_t>(dst) % bytes != 0 || reinterpret_cast<uintptr_t>(src) % bytes != 0)
+    fail("cp.async: an address is not a multiple of the size");
   const Block* b = st.current->warp->block;
-  if (static_cast<uint8_t*>(dst) < b->smem || static_cast<uint8_t*>(dst) + bytes > b->smem + b->smem_size) fail("cp.async: the target is not within the block's shared memory");
+  if (static_cast<uint8_t*>(dst) < b->smem || static_cast<uint8_t*>(dst) + bytes > b->smem + b->smem_size)
+    fail("cp.async: the target is not within the block's shared memory");
   Fiber& f = *st.current;
   const DeferredCopy c{f.copy_groups, dst, src, bytes, std::min(bytes, src_bytes)};
   ++st.stats.async_copies;
@@ -237,8 +262,10 @@ inline void cp_async_wait_group(unsigned n) {
   Fiber& f = *st.current;
   size_t kept = 0;
   for (auto& c : f.copies) {
-    if (c.group + n < f.copy_groups) do_deferred(c);
-    else f.copies[kept++] = c;
+    if (c.group + n < f.copy_groups)
+      do_deferred(c);
+    else
+      f.copies[kept++] = c;
   }
   f.copies.resize(kept);
   point();
@@ -302,7 +329,8 @@ inline void forget_block(Block& b) {
   for (auto& f : b.fibers)
     for (auto& c : f.copies) do_deferred(c);  // harmless on the hardware too: the block's memory lives until they land
   for (auto& c : async.pending)
-    if (c.dst_block == &b || (c.src_block == &b && !c.has_snapshot)) fail("the block exits with a bulk copy under way" + describe_async());
+    if (c.dst_block == &b || (c.src_block == &b && !c.has_snapshot))
+      fail("the block exits with a bulk copy under way" + describe_async());
   for (auto it = async.bars.begin(); it != async.bars.end();)
     it = it->second.block == &b ? async.bars.erase(it) : std::next(it);
   if (!CPU_ASAN)
@@ -316,9 +344,9 @@ inline std::string describe_async() {
   std::string out;
   if (!async.pending.empty()) out += "\n  " + std::to_string(async.pending.size()) + " bulk copies under way";
   for (auto& [p, m] : async.bars) {
-    out += "\n  mbarrier at byte " + std::to_string(reinterpret_cast<uint8_t*>(p) - m.block->smem) + " of block " + std::to_string(m.block->index.x) +
-           ": phase " + std::to_string(m.phase) + ", " + std::to_string(m.pending) + " of " + std::to_string(m.expected) + " arrivals and " +
-           std::to_string(m.tx) + " bytes missing";
+    out += "\n  mbarrier at byte " + std::to_string(reinterpret_cast<uint8_t*>(p) - m.block->smem) + " of block " +
+           std::to_string(m.block->index.x) + ": phase " + std::to_string(m.phase) + ", " + std::to_string(m.pending) +
+           " of " + std::to_string(m.expected) + " arrivals and " + std::to_string(m.tx) + " bytes missing";
     if (out.size() > 2000) return out;
   }
   return out;

@@ -113,8 +113,8 @@ class StackPool {
     makecontext(&c.uc, entry, 0);
 #else
     auto** top = reinterpret_cast<void**>(low + kUsable - colour);
-    *--top = nullptr;                           // where entry would return to: it never does
-    *--top = reinterpret_cast<void*>(entry);    // popped by ret, which leaves rsp = 8 mod 16 as the ABI wants
+    *--top = nullptr;                         // where entry would return to: it never does
+    *--top = reinterpret_cast<void*>(entry);  // popped by ret, which leaves rsp = 8 mod 16 as the ABI wants
     for (int r = 0; r < 6; ++r) *--top = nullptr;
     c.sp = top;
 #endif
@@ -122,7 +122,8 @@ class StackPool {
 
  private:
   void grow() {
-    void* p = mmap(nullptr, kChunk * kStride, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* p =
+        mmap(nullptr, kChunk * kStride, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) {
       std::perror("emulator: no memory for fiber stacks");
       std::abort();

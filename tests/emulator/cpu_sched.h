@@ -14,7 +14,9 @@
 
 #include "cpu_fiber.h"
 
-struct uint3 { unsigned x, y, z; };
+struct uint3 {
+  unsigned x, y, z;
+};
 struct dim3 {
   unsigned x, y, z;
   constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
@@ -31,15 +33,17 @@ enum class Latency : int { eager, medium, lazy, count };  // of asynchronous cop
 struct Options {
   uint64_t seed = 0;
   int schedule = -1;
-  int preempt = -1;          // chance in 1024 to leave a thread at an atomic, a synchronisation or point()
+  int preempt = -1;  // chance in 1024 to leave a thread at an atomic, a synchronisation or point()
   int latency = -1;
-  int resident = -1;         // clusters (blocks, without clusters) on the device at once
-  int strict_sites = 1;      // a barrier or value-exchanging collective must be met at one source line
-  bool pdl = false;          // the launch overlaps with its predecessor until the dependency wait
+  int resident = -1;     // clusters (blocks, without clusters) on the device at once
+  int strict_sites = 1;  // a barrier or value-exchanging collective must be met at one source line
+  bool pdl = false;      // the launch overlaps with its predecessor until the dependency wait
   uint64_t max_switches = 100'000'000;
 };
 
-struct Stats { uint64_t switches = 0, collectives = 0, barriers = 0, atomics = 0, async_copies = 0, spins = 0; };
+struct Stats {
+  uint64_t switches = 0, collectives = 0, barriers = 0, atomics = 0, async_copies = 0, spins = 0;
+};
 
 enum class Op : uint8_t { sync, shfl, ballot, match_any, match_all, add, min_u, max_u, min_s, max_s, land, lor, lxor };
 enum class Reduce : uint8_t { none, any, all, count };
@@ -48,7 +52,12 @@ struct Block;
 struct Cluster;
 struct Warp;
 
-struct DeferredCopy { uint64_t group; void* dst; const void* src; unsigned bytes, zero_from; };
+struct DeferredCopy {
+  uint64_t group;
+  void* dst;
+  const void* src;
+  unsigned bytes, zero_from;
+};
 
 struct Fiber {
   Context ctx;
@@ -57,12 +66,12 @@ struct Fiber {
   unsigned lane = 0;
   bool done = false, pdl_waited = false, cluster_arrived = false;
   uint64_t cluster_phase = 0;
-  uint64_t result = 0;            // of the collective or barrier it waited for
-  const char* waits_at = nullptr; // what, file and line of the wait, for reports
+  uint64_t result = 0;             // of the collective or barrier it waited for
+  const char* waits_at = nullptr;  // what, file and line of the wait, for reports
   const char* file = "";
   int line = 0;
-  uint64_t copy_groups = 0;       // cp.async groups committed so far
-  uint64_t bulk_groups = 0;       // bulk groups committed so far
+  uint64_t copy_groups = 0;  // cp.async groups committed so far
+  uint64_t bulk_groups = 0;  // bulk groups committed so far
   std::vector<DeferredCopy> copies;
 };
 
@@ -79,14 +88,14 @@ struct Warp {
   Block* block = nullptr;
   Fiber* fibers = nullptr;
   unsigned live = 0, ready = 0;
-  int position = -1;   // in the list of warps that have a ready lane
+  int position = -1;  // in the list of warps that have a ready lane
   int64_t priority = 0;
   std::array<Rendezvous, 32> meetings;  // a lane is in one at most
   unsigned meetings_used = 0;           // bit set
 };
 
 struct Barrier {
-  unsigned arrived = 0, expected = 0;   // expected 0 = every live thread of the block
+  unsigned arrived = 0, expected = 0;  // expected 0 = every live thread of the block
   Reduce reduce = Reduce::none;
   const char* file = nullptr;
   int line = 0;
@@ -98,8 +107,9 @@ struct Block {
   uint3 index{};
   Cluster* cluster = nullptr;
   unsigned rank = 0, live = 0;
+  bool started = false;  // some thread has run: before that a peer must not touch its shared memory
   size_t first_stack = 0, smem_size = 0;
-  uint8_t* smem = nullptr;              // nullptr once the block has exited
+  uint8_t* smem = nullptr;  // nullptr once the block has exited
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
   std::array<Barrier, 16> barriers;
@@ -113,7 +123,11 @@ struct Cluster {
   std::vector<Fiber*> waiting;
 };
 
-struct Launch { dim3 grid, block; size_t smem = 0; unsigned cluster = 1; };
+struct Launch {
+  dim3 grid, block;
+  size_t smem = 0;
+  unsigned cluster = 1;
+};
 
 struct State {
   Options options;
@@ -128,14 +142,16 @@ struct State {
   Warp* last_warp = nullptr;
   std::vector<Warp*> ready;
   std::vector<std::pair<uint64_t, Fiber*>> stalled;  // threads that were preempted for long, and until which switch
+  std::vector<std::pair<uint64_t, Block*>> late;     // blocks that start only then
   std::vector<std::unique_ptr<Cluster>> slots;
   std::vector<std::unique_ptr<Block>> blocks;
   std::function<void()> body;
   Launch launch;
   std::string error;
   int64_t lowest_priority = 0;
-  uint64_t spins = 0;      // since something was achieved
-  bool spinning = false;   // the pick follows a spin: take any warp, whatever the schedule
+  uint64_t spins = 0;     // since something was achieved
+  uint64_t releases = 0;  // of stalled threads, since then
+  bool spinning = false;  // the pick follows a spin: take any warp, whatever the schedule
   bool finished_block = false;
 };
 inline State st;
@@ -170,10 +186,13 @@ inline std::string describe_waits() {
       std::string what = ready ? "ready" : f.waits_at == nullptr ? "running" : f.waits_at;
       if (f.waits_at != nullptr) what += " " + place(f.file, f.line);
       auto g = std::find_if(groups.begin(), groups.end(), [&](auto& x) { return x.first == what; });
-      if (g == groups.end()) groups.push_back({what, {id}});
-      else g->second.push_back(id);
+      if (g == groups.end())
+        groups.push_back({what, {id}});
+      else
+        g->second.push_back(id);
     }
-    out += "\n  block " + std::to_string(b->index.x) + (b->cluster->blocks.size() > 1 ? " (rank " + std::to_string(b->rank) + ")" : "") + ":";
+    out += "\n  block " + std::to_string(b->index.x) +
+           (b->cluster->blocks.size() > 1 ? " (rank " + std::to_string(b->rank) + ")" : "") + ":";
     for (auto& g : groups) {
       out += " " + std::to_string(g.second.size()) + " threads (";
       for (size_t i = 0; i < g.second.size() && i < 4; ++i) out += (i ? "," : "") + std::to_string(g.second[i]);
@@ -230,23 +249,36 @@ inline Warp* pick_warp() {
 inline void release_stalled(bool all) {
   size_t kept = 0;
   for (auto& x : st.stalled) {
-    if (all || x.first <= st.stats.switches) make_ready(*x.second);
-    else st.stalled[kept++] = x;
+    if (all || x.first <= st.stats.switches)
+      make_ready(*x.second);
+    else
+      st.stalled[kept++] = x;
   }
   st.stalled.resize(kept);
+  kept = 0;
+  for (auto& x : st.late) {
+    if (all || x.first <= st.stats.switches)
+      for (auto& w : x.second->warps) make_ready(w, w.live);
+    else
+      st.late[kept++] = x;
+  }
+  st.late.resize(kept);
 }
+inline bool someone_stalled() { return !st.stalled.empty() || !st.late.empty(); }
 
 // Takes the next thread to run out of the ready set; nullptr = nothing can ever run again.
 inline Fiber* pick() {
   tick_async();
-  if (!st.stalled.empty()) release_stalled(st.ready.empty());
+  if (someone_stalled()) release_stalled(st.ready.empty());
   while (st.ready.empty())
     if (!complete_one_async()) return nullptr;
   Warp* w = pick_warp();
   const unsigned m = w->ready;
   unsigned lane;
-  if (st.lane_order == 1) lane = static_cast<unsigned>(__builtin_ctz(m));
-  else if (st.lane_order == 2) lane = 31u - static_cast<unsigned>(__builtin_clz(m));
+  if (st.lane_order == 1)
+    lane = static_cast<unsigned>(__builtin_ctz(m));
+  else if (st.lane_order == 2)
+    lane = 31u - static_cast<unsigned>(__builtin_clz(m));
   else {
     const unsigned r = static_cast<unsigned>(st.random.next() >> 59);
     const unsigned turned = r == 0 ? m : (m >> r) | (m << (32 - r));
@@ -267,7 +299,8 @@ inline void install(Fiber& f) {
   st.current = &f;
   threadIdx = f.tid;
   blockIdx = f.warp->block->index;
-  if (++st.stats.switches > st.options.max_switches) fail("gave up after " + std::to_string(st.options.max_switches) + " switches:" + describe_waits());
+  if (++st.stats.switches > st.options.max_switches)
+    fail("gave up after " + std::to_string(st.options.max_switches) + " switches:" + describe_waits());
 }
 
 inline void switch_to_next() {
@@ -290,7 +323,7 @@ inline void block_here(const char* what, const char* file, int line) {
   f.waits_at = nullptr;
 }
 
-inline void achieved() { st.spins = 0; }
+inline void achieved() { st.spins = st.releases = 0; }
 
 // A spinning thread lets others run. Used by loops that wait for another block or for an asynchronous copy.
 inline void backoff(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
@@ -298,7 +331,8 @@ inline void backoff(const char* file = __builtin_FILE(), int line = __builtin_LI
   f.waits_at = "spins at", f.file = file, f.line = line;
   ++st.stats.spins;
   if (++st.spins > 200'000 + 2000 * st.ready.size()) {
-    const bool pending = complete_one_async() || !st.stalled.empty();
+    // a copy under way or a stalled thread may be what they wait for; but a spinning thread can itself be stalled
+    const bool pending = complete_one_async() || (someone_stalled() && ++st.releases < 4);
     release_stalled(true);
     st.spins = 0;
     if (!pending) fail("livelock: every thread that can run spins:" + describe_waits());
@@ -314,13 +348,21 @@ inline void backoff(const char* file = __builtin_FILE(), int line = __builtin_LI
 
 // A place where a real GPU may run anything else in between: with the launch's chance another thread goes on. Sometimes
 // for long, so that whole phases of other warps and blocks fit between two neighbouring instructions of this thread.
-inline void point() {
-  if (st.preempt == 0 || !st.random.chance(st.preempt)) return;
-  if (st.stalled.size() < 4 && st.random.chance(32)) st.stalled.push_back({st.stats.switches + st.random.below(20'000), st.current});
-  else make_ready(*st.current);
+inline void leave_for_others(uint32_t stall_chance, size_t most) {
+  if (st.stalled.size() < most && st.random.chance(stall_chance))
+    st.stalled.push_back({st.stats.switches + st.random.below(20'000), st.current});
+  else
+    make_ready(*st.current);
   st.spinning = true;
   switch_to_next();
   st.spinning = false;
+}
+inline void point() {
+  if (st.preempt != 0 && st.random.chance(st.preempt)) leave_for_others(32, 4);
+}
+// The same around an atomic. Blocks talk to each other through these, so long stalls are more frequent.
+inline void atomic_point() {
+  if (st.preempt != 0 && st.random.chance(std::max(st.preempt, 64u))) leave_for_others(256, 24);
 }
 
 void complete_meeting(Warp& w, Rendezvous& r);
@@ -351,7 +393,7 @@ inline void leave_thread() {
     st.finished_block = true;
   }
   st.current = nullptr;
-  if (st.finished_block || (st.ready.empty() && st.stalled.empty() && !complete_one_async())) {
+  if (st.finished_block || (st.ready.empty() && !someone_stalled() && !complete_one_async())) {
     switch_context(f.ctx, st.main, true);
     std::abort();
   }
@@ -366,124 +408,9 @@ inline void leave_thread() {
 
 inline void fiber_entry() {
   enter_fiber(st.main);
+  st.current->warp->block->started = true;
   st.body();
   leave_thread();
-}
-
-inline void start_block(Block& b, Cluster& c, uint3 index, unsigned rank, size_t slot) {
-  const unsigned threads = st.launch.block.x * st.launch.block.y * st.launch.block.z;
-  b.index = index, b.cluster = &c, b.rank = rank, b.live = threads;
-  b.first_stack = slot * threads;
-  b.smem_size = st.launch.smem;
-  // exactly the launch's size, so that red zones begin where the block's memory ends; garbage, so that nobody relies on zeros
-  b.smem = static_cast<uint8_t*>(std::malloc(b.smem_size + (CPU_ASAN ? 0 : 64)));
-  st.random.fill(b.smem, b.smem_size);
-  if (!CPU_ASAN) std::memset(b.smem + b.smem_size, 0xC3, 64);
-  b.fibers.clear();
-  b.fibers.resize(threads);
-  b.warps.resize((threads + 31) / 32);
-  for (auto& w : b.warps) w.live = w.ready = w.meetings_used = 0, w.position = -1;
-  for (auto& bar : b.barriers) bar = Barrier{};
-  for (unsigned t = 0; t < threads; ++t) {
-    Fiber& f = b.fibers[t];
-    Warp& w = b.warps[t / 32];
-    if (t % 32 == 0) {
-      w.block = &b;
-      w.fibers = &f;
-      w.priority = static_cast<int64_t>(st.random.next() >> 34);
-    }
-    f.warp = &w, f.lane = t % 32;
-    f.tid = {t % st.launch.block.x, t / st.launch.block.x % st.launch.block.y, t / (st.launch.block.x * st.launch.block.y)};
-    w.live |= 1u << f.lane;
-    st.stacks.prepare(b.first_stack + t, f.ctx, fiber_entry);
-  }
-  for (auto& w : b.warps) make_ready(w, w.live);
-}
-
-template <class T> T drawn(int given, int count) {
-  return static_cast<T>(given >= 0 ? given : static_cast<int>(st.random.below(static_cast<uint32_t>(count))));
-}
-
-void reset_async(bool pdl);
-void drain_async();
-
-// Runs a grid to its end. Returns an empty string, or what went wrong.
-template <class F>
-std::string launch(const Launch& l, F body) {
-  const unsigned threads = l.block.x * l.block.y * l.block.z, blocks = l.grid.x * l.grid.y * l.grid.z;
-  st.error.clear();
-  if (blocks == 0 || threads == 0 || threads > 1024) return "invalid launch: " + std::to_string(blocks) + " blocks of " + std::to_string(threads) + " threads";
-  if (l.smem > 232448) return "invalid launch: " + std::to_string(l.smem) + " bytes of shared memory";
-  if (l.cluster < 1 || l.cluster > 16 || l.grid.x % l.cluster != 0) return "invalid launch: cluster of " + std::to_string(l.cluster) + " in a grid of " + std::to_string(l.grid.x);
-  const auto& o = st.options;
-  st.random.seed(o.seed);
-  st.stats = Stats{};
-  st.schedule = drawn<Schedule>(o.schedule, static_cast<int>(Schedule::count));
-  st.latency = drawn<Latency>(o.latency, static_cast<int>(Latency::count));
-  constexpr unsigned kChances[] = {0, 0, 16, 1024};
-  const unsigned drawn_chance = kChances[st.random.below(4)];
-  st.preempt = o.preempt >= 0 ? static_cast<unsigned>(o.preempt) : drawn_chance;
-  st.lane_order = st.random.below(4);
-  if (st.schedule == Schedule::in_order && st.lane_order > 1) st.lane_order = 1;
-  const unsigned clusters = blocks / l.cluster;
-  const unsigned wanted = o.resident > 0 ? static_cast<unsigned>(o.resident) : 1 + st.random.below(4);
-  const unsigned resident = std::max(1u, std::min(wanted, clusters));
-  st.launch = l;
-  st.body = body;
-  st.ready.clear(), st.stalled.clear();
-  st.spins = 0, st.lowest_priority = 0, st.spinning = false, st.last_warp = nullptr;
-  blockDim = l.block, gridDim = l.grid;
-  reset_async(o.pdl);
-  for (auto& b : st.blocks) std::free(b->smem), b->smem = nullptr;
-  st.blocks.clear(), st.slots.clear();
-  for (unsigned i = 0; i < resident; ++i) {
-    st.slots.push_back(std::make_unique<Cluster>());
-    for (unsigned r = 0; r < l.cluster; ++r) {
-      st.blocks.push_back(std::make_unique<Block>());
-      st.slots.back()->blocks.push_back(st.blocks.back().get());
-    }
-  }
-  std::vector<unsigned> order(clusters);
-  for (unsigned i = 0; i < clusters; ++i) order[i] = i;
-  if (st.random.chance(512))  // the hardware promises no order of blocks
-    for (unsigned i = clusters; i > 1; --i) std::swap(order[i - 1], order[st.random.below(i)]);
-  for (unsigned started = 0;;) {
-    bool any = false;
-    for (size_t s = 0; s < st.slots.size(); ++s) {
-      Cluster& c = *st.slots[s];
-      if (c.live == 0 && started < clusters) {
-        const unsigned first = order[started++] * l.cluster;
-        auto members = c.blocks;
-        c = Cluster{};
-        c.blocks = members;
-        c.live = threads * l.cluster;
-        for (unsigned r = 0; r < l.cluster; ++r) {
-          const unsigned id = first + r;
-          start_block(*c.blocks[r], c, {id % l.grid.x, id / l.grid.x % l.grid.y, id / (l.grid.x * l.grid.y)}, r, s * l.cluster + r);
-        }
-      }
-      any |= c.live != 0;
-    }
-    if (!any) break;
-    st.finished_block = false;
-    Fiber* f = pick();
-    if (f == nullptr) {
-      st.error = "deadlock: no thread can run:" + describe_waits();
-      break;
-    }
-    if (!st.error.empty()) break;
-    if (++st.stats.switches > o.max_switches) {
-      st.error = "gave up after " + std::to_string(o.max_switches) + " switches:" + describe_waits();
-      break;
-    }
-    st.current = f, threadIdx = f->tid, blockIdx = f->warp->block->index;
-    switch_context(st.main, f->ctx);
-    st.current = nullptr;
-    if (!st.error.empty()) break;
-  }
-  if (st.error.empty()) drain_async();
-  for (auto& b : st.blocks) std::free(b->smem), b->smem = nullptr;
-  return st.error;
 }
 
 }  // namespace cpu

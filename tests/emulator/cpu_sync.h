@@ -6,18 +6,23 @@
 namespace cpu {
 
 inline const char* name(Op op) {
-  constexpr const char* kNames[] = {"__syncwarp", "__shfl_sync", "vote", "__match_any_sync", "__match_all_sync", "__reduce_add_sync", "__reduce_min_sync",
-                                    "__reduce_max_sync", "__reduce_min_sync", "__reduce_max_sync", "__reduce_and_sync", "__reduce_or_sync", "__reduce_xor_sync"};
+  constexpr const char* kNames[] = {"__syncwarp",        "__shfl_sync",       "vote",
+                                    "__match_any_sync",  "__match_all_sync",  "__reduce_add_sync",
+                                    "__reduce_min_sync", "__reduce_max_sync", "__reduce_min_sync",
+                                    "__reduce_max_sync", "__reduce_and_sync", "__reduce_or_sync",
+                                    "__reduce_xor_sync"};
   return kNames[static_cast<int>(op)];
 }
 
-template <class T> uint64_t to_bits(T v) {
+template <class T>
+uint64_t to_bits(T v) {
   static_assert(sizeof(T) <= 8, "a warp exchanges values of up to 8 bytes");
   uint64_t b = 0;
   std::memcpy(&b, &v, sizeof v);
   return b;
 }
-template <class T> T from_bits(uint64_t b) {
+template <class T>
+T from_bits(uint64_t b) {
   T v;
   std::memcpy(&v, &b, sizeof v);
   return v;
@@ -39,16 +44,35 @@ inline void complete_meeting(Warp& w, Rendezvous& r) {
   };
   bool common = true;
   switch (r.op) {
-    case Op::sync: break;
-    case Op::ballot: each([&](unsigned l) { all |= (r.value[l] != 0 ? 1ull : 0ull) << l; }); break;
-    case Op::add: each([&](unsigned l) { all += r.value[l]; }); break;
-    case Op::min_u: fold([](uint64_t a, uint64_t b) { return std::min(a, b); }); break;
-    case Op::max_u: fold([](uint64_t a, uint64_t b) { return std::max(a, b); }); break;
-    case Op::min_s: fold([](uint64_t a, uint64_t b) { return to_bits(std::min(from_bits<int32_t>(a), from_bits<int32_t>(b))); }); break;
-    case Op::max_s: fold([](uint64_t a, uint64_t b) { return to_bits(std::max(from_bits<int32_t>(a), from_bits<int32_t>(b))); }); break;
-    case Op::land: fold([](uint64_t a, uint64_t b) { return a & b; }); break;
-    case Op::lor: fold([](uint64_t a, uint64_t b) { return a | b; }); break;
-    case Op::lxor: each([&](unsigned l) { all ^= r.value[l]; }); break;
+    case Op::sync:
+      break;
+    case Op::ballot:
+      each([&](unsigned l) { all |= (r.value[l] != 0 ? 1ull : 0ull) << l; });
+      break;
+    case Op::add:
+      each([&](unsigned l) { all += r.value[l]; });
+      break;
+    case Op::min_u:
+      fold([](uint64_t a, uint64_t b) { return std::min(a, b); });
+      break;
+    case Op::max_u:
+      fold([](uint64_t a, uint64_t b) { return std::max(a, b); });
+      break;
+    case Op::min_s:
+      fold([](uint64_t a, uint64_t b) { return to_bits(std::min(from_bits<int32_t>(a), from_bits<int32_t>(b))); });
+      break;
+    case Op::max_s:
+      fold([](uint64_t a, uint64_t b) { return to_bits(std::max(from_bits<int32_t>(a), from_bits<int32_t>(b))); });
+      break;
+    case Op::land:
+      fold([](uint64_t a, uint64_t b) { return a & b; });
+      break;
+    case Op::lor:
+      fold([](uint64_t a, uint64_t b) { return a | b; });
+      break;
+    case Op::lxor:
+      each([&](unsigned l) { all ^= r.value[l]; });
+      break;
     case Op::match_all: {
       bool same = true;
       each([&](unsigned l) { same &= r.value[l] == r.value[first]; });
@@ -81,7 +105,9 @@ inline uint64_t warp_meet(Op op, unsigned mask, uint64_t value, int source, cons
   Fiber& f = *st.current;
   Warp& w = *f.warp;
   ++st.stats.collectives;
-  if (((mask >> f.lane) & 1) == 0) fail(std::string(name(op)) + " at " + place(file, line) + ": lane " + std::to_string(f.lane) + " is not in its own mask");
+  if (((mask >> f.lane) & 1) == 0)
+    fail(std::string(name(op)) + " at " + place(file, line) + ": lane " + std::to_string(f.lane) +
+         " is not in its own mask");
   const bool by_site = st.options.strict_sites != 0 && op != Op::sync;
   Rendezvous* r = nullptr;
   for (unsigned m = w.meetings_used; m != 0; m &= m - 1) {
@@ -115,18 +141,22 @@ inline void check_barrier(Block& b, Barrier& bar) {
   achieved();
 }
 
-inline uint64_t block_barrier(unsigned id, unsigned count, bool wait, Reduce reduce, bool predicate, const char* what, const char* file, int line) {
+inline uint64_t block_barrier(unsigned id, unsigned count, bool wait, Reduce reduce, bool predicate, const char* what,
+                              const char* file, int line) {
   point();
   Fiber& f = *st.current;
   Block& b = *f.warp->block;
   if (id >= b.barriers.size()) fail(std::string(what) + " at " + place(file, line) + ": barrier " + std::to_string(id));
-  if (count % 32 != 0 || count > b.fibers.size()) fail(std::string(what) + " at " + place(file, line) + ": " + std::to_string(count) + " threads");
+  if (count % 32 != 0 || count > b.fibers.size())
+    fail(std::string(what) + " at " + place(file, line) + ": " + std::to_string(count) + " threads");
   Barrier& bar = b.barriers[id];
   if (bar.arrived != 0) {
     if (bar.expected != count || bar.reduce != reduce)
-      fail(std::string(what) + " at " + place(file, line) + " meets another kind of barrier at " + place(bar.file, bar.line));
+      fail(std::string(what) + " at " + place(file, line) + " meets another kind of barrier at " +
+           place(bar.file, bar.line));
     if (id == 0 && count == 0 && st.options.strict_sites != 0 && (bar.line != line || bar.file != file))
-      fail("divergent barrier: " + std::string(what) + " at " + place(file, line) + ", other threads at " + place(bar.file, bar.line) + describe_waits());
+      fail("divergent barrier: " + std::string(what) + " at " + place(file, line) + ", other threads at " +
+           place(bar.file, bar.line) + describe_waits());
   }
   bar.expected = count, bar.reduce = reduce, bar.file = file, bar.line = line;
   bar.any |= predicate, bar.all &= predicate, bar.count += predicate;
@@ -139,10 +169,12 @@ inline uint64_t block_barrier(unsigned id, unsigned count, bool wait, Reduce red
 }
 
 // bar.sync id, count and bar.arrive id, count (count in threads, a multiple of 32).
-inline void named_barrier(unsigned id, unsigned count, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+inline void named_barrier(unsigned id, unsigned count, const char* file = __builtin_FILE(),
+                          int line = __builtin_LINE()) {
   block_barrier(id, count, true, Reduce::none, false, "named barrier", file, line);
 }
-inline void named_barrier_arrive(unsigned id, unsigned count, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+inline void named_barrier_arrive(unsigned id, unsigned count, const char* file = __builtin_FILE(),
+                                 int line = __builtin_LINE()) {
   block_barrier(id, count, false, Reduce::none, false, "named barrier", file, line);
 }
 
@@ -201,13 +233,20 @@ inline Block* owner_of(const void* p) {
 }
 
 // mapa: the address in block `rank` that lies where `own` lies in this block.
-template <class T> T* map_shared(T* own, unsigned rank, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+template <class T>
+T* map_shared(T* own, unsigned rank, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   Block& b = *st.current->warp->block;
   const auto offset = reinterpret_cast<const uint8_t*>(own) - b.smem;
   if (rank >= b.cluster->blocks.size()) fail("map_shared at " + place(file, line) + ": rank " + std::to_string(rank));
-  if (offset < 0 || static_cast<size_t>(offset) > b.smem_size) fail("map_shared at " + place(file, line) + ": not an address of this block's shared memory");
+  if (offset < 0 || static_cast<size_t>(offset) > b.smem_size)
+    fail("map_shared at " + place(file, line) + ": not an address of this block's shared memory");
   Block& peer = *b.cluster->blocks[rank];
-  if (peer.smem == nullptr) fail("map_shared at " + place(file, line) + ": block " + std::to_string(peer.index.x) + " (rank " + std::to_string(rank) + ") has exited");
+  if (peer.smem == nullptr)
+    fail("map_shared at " + place(file, line) + ": block " + std::to_string(peer.index.x) + " (rank " +
+         std::to_string(rank) + ") has exited");
+  if (!peer.started)
+    fail("map_shared at " + place(file, line) + ": block " + std::to_string(peer.index.x) + " (rank " +
+         std::to_string(rank) + ") has not started");
   return reinterpret_cast<T*>(peer.smem + offset);
 }
 

@@ -18,7 +18,8 @@ inline unsigned __brev(unsigned v) {
   return __builtin_bswap32(v);
 }
 inline unsigned long long __brevll(unsigned long long v) {
-  return (static_cast<unsigned long long>(__brev(static_cast<unsigned>(v))) << 32) | __brev(static_cast<unsigned>(v >> 32));
+  return (static_cast<unsigned long long>(__brev(static_cast<unsigned>(v))) << 32) |
+         __brev(static_cast<unsigned>(v >> 32));
 }
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned s) {
   const uint64_t ab = (static_cast<uint64_t>(b) << 32) | a;
@@ -29,18 +30,29 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned s) {
   }
   return r;
 }
-inline unsigned __funnelshift_l(unsigned lo, unsigned hi, unsigned s) { return static_cast<unsigned>((((static_cast<uint64_t>(hi) << 32) | lo) << (s & 31)) >> 32); }
-inline unsigned __funnelshift_r(unsigned lo, unsigned hi, unsigned s) { return static_cast<unsigned>(((static_cast<uint64_t>(hi) << 32) | lo) >> (s & 31)); }
-inline unsigned __funnelshift_lc(unsigned lo, unsigned hi, unsigned s) { return s >= 32 ? lo : __funnelshift_l(lo, hi, s); }
-inline unsigned __funnelshift_rc(unsigned lo, unsigned hi, unsigned s) { return s >= 32 ? hi : __funnelshift_r(lo, hi, s); }
+inline unsigned __funnelshift_l(unsigned lo, unsigned hi, unsigned s) {
+  return static_cast<unsigned>((((static_cast<uint64_t>(hi) << 32) | lo) << (s & 31)) >> 32);
+}
+inline unsigned __funnelshift_r(unsigned lo, unsigned hi, unsigned s) {
+  return static_cast<unsigned>(((static_cast<uint64_t>(hi) << 32) | lo) >> (s & 31));
+}
+inline unsigned __funnelshift_lc(unsigned lo, unsigned hi, unsigned s) {
+  return s >= 32 ? lo : __funnelshift_l(lo, hi, s);
+}
+inline unsigned __funnelshift_rc(unsigned lo, unsigned hi, unsigned s) {
+  return s >= 32 ? hi : __funnelshift_r(lo, hi, s);
+}
 
 // ---- integer arithmetic
 
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>((static_cast<uint64_t>(a) * b) >> 32); }
 inline int __mulhi(int a, int b) { return static_cast<int>((static_cast<int64_t>(a) * b) >> 32); }
-inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) { return static_cast<unsigned long long>((static_cast<unsigned __int128>(a) * b) >> 64); }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+  return static_cast<unsigned long long>((static_cast<unsigned __int128>(a) * b) >> 64);
+}
 inline int __mul24(int a, int b) {
-  const int64_t x = static_cast<int64_t>(static_cast<int32_t>(static_cast<uint32_t>(a) << 8)) >> 8, y = static_cast<int64_t>(static_cast<int32_t>(static_cast<uint32_t>(b) << 8)) >> 8;
+  const int64_t x = static_cast<int64_t>(static_cast<int32_t>(static_cast<uint32_t>(a) << 8)) >> 8,
+                y = static_cast<int64_t>(static_cast<int32_t>(static_cast<uint32_t>(b) << 8)) >> 8;
   return static_cast<int>(static_cast<uint32_t>(x * y));
 }
 inline unsigned __umul24(unsigned a, unsigned b) { return (a & 0xFFFFFFu) * (b & 0xFFFFFFu); }
@@ -52,20 +64,27 @@ inline int __dp4a(int a, int b, int c) {
   for (int i = 0; i < 32; i += 8) c += static_cast<int8_t>(a >> i) * static_cast<int8_t>(b >> i);
   return c;
 }
-inline int __dp2a_lo(int a, int b, int c) { return c + static_cast<int16_t>(a) * static_cast<int8_t>(b) + static_cast<int16_t>(a >> 16) * static_cast<int8_t>(b >> 8); }
+inline int __dp2a_lo(int a, int b, int c) {
+  return c + static_cast<int16_t>(a) * static_cast<int8_t>(b) +
+         static_cast<int16_t>(a >> 16) * static_cast<int8_t>(b >> 8);
+}
 
 // min and max of CUDA take any mix of integer types; signed with unsigned of the same size compares as unsigned.
 template <class A, class B, class = std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>>>
 constexpr std::common_type_t<A, B> min(A a, B b) {
   using T = std::common_type_t<A, B>;
-  if constexpr (std::is_floating_point_v<T>) return std::fmin(static_cast<T>(a), static_cast<T>(b));
-  else return static_cast<T>(b) < static_cast<T>(a) ? static_cast<T>(b) : static_cast<T>(a);
+  if constexpr (std::is_floating_point_v<T>)
+    return std::fmin(static_cast<T>(a), static_cast<T>(b));
+  else
+    return static_cast<T>(b) < static_cast<T>(a) ? static_cast<T>(b) : static_cast<T>(a);
 }
 template <class A, class B, class = std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>>>
 constexpr std::common_type_t<A, B> max(A a, B b) {
   using T = std::common_type_t<A, B>;
-  if constexpr (std::is_floating_point_v<T>) return std::fmax(static_cast<T>(a), static_cast<T>(b));
-  else return static_cast<T>(a) < static_cast<T>(b) ? static_cast<T>(b) : static_cast<T>(a);
+  if constexpr (std::is_floating_point_v<T>)
+    return std::fmax(static_cast<T>(a), static_cast<T>(b));
+  else
+    return static_cast<T>(a) < static_cast<T>(b) ? static_cast<T>(b) : static_cast<T>(a);
 }
 
 // ---- bits of floats, conversions
@@ -78,10 +97,13 @@ inline long long __double_as_longlong(double d) { return cpu::from_bits<long lon
 
 namespace cpu {
 // Conversions saturate and take NaN to 0; in C++ both are undefined.
-template <class T> T saturate(float rounded) {
+template <class T>
+T saturate(float rounded) {
   if (!(rounded == rounded)) return 0;
-  if (static_cast<double>(rounded) <= static_cast<double>(std::numeric_limits<T>::min())) return std::numeric_limits<T>::min();
-  if (static_cast<double>(rounded) >= static_cast<double>(std::numeric_limits<T>::max())) return std::numeric_limits<T>::max();
+  if (static_cast<double>(rounded) <= static_cast<double>(std::numeric_limits<T>::min()))
+    return std::numeric_limits<T>::min();
+  if (static_cast<double>(rounded) >= static_cast<double>(std::numeric_limits<T>::max()))
+    return std::numeric_limits<T>::max();
   return static_cast<T>(rounded);
 }
 // An approximate instruction may be off by 2 ulp: so it is, by an amount that depends on the seed and the arguments, as
@@ -123,7 +145,8 @@ inline float __saturatef(float f) { return !(f > 0.0f) ? 0.0f : f > 1.0f ? 1.0f 
 inline float rsqrtf(float f) { return cpu::approximate(1.0f / std::sqrt(f)); }
 inline float __frsqrt_rn(float f) { return 1.0f / std::sqrt(f); }
 inline float __fdividef(float a, float b) {
-  if (std::fabs(b) > 0x1p126f && std::fabs(b) < std::numeric_limits<float>::infinity()) return std::isinf(a) ? std::nanf("") : 0.0f * a * b;
+  if (std::fabs(b) > 0x1p126f && std::fabs(b) < std::numeric_limits<float>::infinity())
+    return std::isinf(a) ? std::nanf("") : 0.0f * a * b;
   return cpu::approximate(a / b);
 }
 namespace cpu {
@@ -134,13 +157,37 @@ inline float rcp_approx(float f) { return approximate(1.0f / f); }
 
 // ---- memory and clock
 
-template <class T> T __ldg(const T* p) { return *p; }
-template <class T> T __ldca(const T* p) { return *p; }
-template <class T> T __ldcg(const T* p) { return *p; }
-template <class T> T __ldcs(const T* p) { return *p; }
-template <class T> T __ldcv(const T* p) { return *p; }
-template <class T> void __stcg(T* p, cpu::same<T> v) { *p = v; }
-template <class T> void __stcs(T* p, cpu::same<T> v) { *p = v; }
-template <class T> void __stwt(T* p, cpu::same<T> v) { *p = v; }
+template <class T>
+T __ldg(const T* p) {
+  return *p;
+}
+template <class T>
+T __ldca(const T* p) {
+  return *p;
+}
+template <class T>
+T __ldcg(const T* p) {
+  return *p;
+}
+template <class T>
+T __ldcs(const T* p) {
+  return *p;
+}
+template <class T>
+T __ldcv(const T* p) {
+  return *p;
+}
+template <class T>
+void __stcg(T* p, cpu::same<T> v) {
+  *p = v;
+}
+template <class T>
+void __stcs(T* p, cpu::same<T> v) {
+  *p = v;
+}
+template <class T>
+void __stwt(T* p, cpu::same<T> v) {
+  *p = v;
+}
 inline long long clock64() { return static_cast<long long>(cpu::st.stats.switches); }
 inline void __trap() { cpu::fail("__trap()"); }

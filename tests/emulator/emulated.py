@@ -55,7 +55,9 @@ class Emulated:
         """
         if call.scores.shape[0] == 0:
             return Stats(0, 0, 0, 0, 0, 0)
-        args, buffers = pack(call, kernel=kernels()[kernel], cluster=cluster, margin=margin, counters=counters)
+        csrc = self.process.program.parent / "csrc"  # what the program was built from, edited since or not
+        number = kernels(csrc)[kernel]
+        args, buffers = pack(call, kernel=number, cluster=cluster, margin=margin, counters=counters, csrc=csrc)
         return self.process.launch("topk", args, buffers, options)
 
     def close(self) -> None:
@@ -63,7 +65,15 @@ class Emulated:
         self.process.close()
 
 
-def prepare(scores: torch.Tensor, lengths: torch.Tensor | None, k: int, *, form: str = "positions", positions: bool = False, **rest: Any) -> Call:
+def prepare(
+    scores: torch.Tensor,
+    lengths: torch.Tensor | None,
+    k: int,
+    *,
+    form: str = "positions",
+    positions: bool = False,
+    **rest: Any,
+) -> Call:
     """A ``Call`` with outputs allocated (contiguous), as the public functions make it."""
     rows = scores.shape[0]
     call = Call(form=form, scores=scores, lengths=lengths, k=k, **rest)  # type: ignore[arg-type]
@@ -77,8 +87,8 @@ def prepare(scores: torch.Tensor, lengths: torch.Tensor | None, k: int, *, form:
 
 @functools.lru_cache
 def emulated(sanitize: bool = False) -> Emulated:
-    """The emulator, built on first use; one process for each kind of build."""
-    return Emulated(Process(build("runner", sanitize=sanitize)))
+    """The emulator, built on first use; the sanitized one has the kernels of the small build (it compiles slowly)."""
+    return Emulated(Process(build("runner", sanitize=sanitize, small=sanitize)))
 
 
 def new_counters() -> torch.Tensor:

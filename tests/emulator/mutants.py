@@ -1,11 +1,12 @@
 """Planted faults: each is a small change of a kernel source that the emulated tests must notice.
 
-A mutant names the exact text it replaces. Text that is not there (any more), or not exactly as often as said, is an
-error of the list and not a caught mutant.
+A mutant names the text it replaces; white space does not matter, so that formatting breaks no mutant. Text that is not
+there (any more), or not exactly as often as said, is an error of the list and not a caught mutant.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,10 +36,11 @@ class StaleMutant(RuntimeError):
 
 
 def _replace(text: str, old: str, new: str, times: int, mutant: Mutant) -> str:
-    found = text.count(old)
+    pattern = re.compile(r"\s*".join(re.escape(c) for c in old if not c.isspace()))
+    found = len(pattern.findall(text))
     if found != times:
         raise StaleMutant(f"mutant {mutant.name!r}: {old!r} occurs {found} times in {mutant.file}, expected {times}")
-    return text.replace(old, new)
+    return pattern.sub(lambda _: new.strip("\n"), text)
 
 
 def plant(mutants: Sequence[Mutant], source: Path, target: Path) -> Path:

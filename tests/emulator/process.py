@@ -49,7 +49,7 @@ class Buffer:
         if t.dim() == 1:
             return (1, t.numel() * size, 0) if t.stride(0) == 1 else (t.numel(), size, t.stride(0) * size)
         if t.dim() != 2 or (t.stride(1) != 1 and t.shape[1] != 1):
-            raise ValueError(f"emulator buffers are 1-D, or 2-D with a contiguous last dimension, not {tuple(t.shape)} strides {t.stride()}")
+            raise ValueError(f"tensor: expected 1-D, or 2-D with unit last stride, got {tuple(t.shape)} {t.stride()}")
         return t.shape[0], t.shape[1] * size, t.stride(0) * size if t.shape[0] > 1 else 0
 
     def read(self) -> bytes:

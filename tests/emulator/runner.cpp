@@ -30,9 +30,12 @@ void topk_of(const dsa::Args& given, const Choice& choice) {
   }
   bool known = true;
 #ifdef EMULATED_SMALL
-  if (choice.kernel == dsa::kRow128) filter<dsa::Row128<E>>(a, choice);
-  else if (choice.kernel == dsa::kCluster512) filter<dsa::Cluster512<E>>(a, choice);
-  else known = false;
+  if (choice.kernel == dsa::kRow128)
+    filter<dsa::Row128<E>>(a, choice);
+  else if (choice.kernel == dsa::kCluster512)
+    filter<dsa::Cluster512<E>>(a, choice);
+  else
+    known = false;
 #else
   known = dsa::with_filter<E>(choice.kernel, [&](auto c) { filter<decltype(c)>(a, choice); });
 #endif
@@ -42,14 +45,16 @@ void topk_of(const dsa::Args& given, const Choice& choice) {
     cpu::Launch l;
     int32_t size = 1;
     while (size < a.k) size <<= 1;
-    l.grid = dim3(static_cast<unsigned>(a.rows)), l.block = dim3(dsa::kOrderThreads), l.smem = static_cast<size_t>(size) * 8;
+    l.grid = dim3(static_cast<unsigned>(a.rows)), l.block = dim3(dsa::kOrderThreads),
+    l.smem = static_cast<size_t>(size) * 8;
     server::run(l, [=] { dsa::order_kernel<dsa::OrderConfig<E>>(a); });
   }
 }
 
 void topk(void* p, size_t bytes) {
   if (bytes != sizeof(dsa::Args) + sizeof(Choice)) {
-    server::failure = "the request has " + std::to_string(bytes) + " bytes of args, sizeof(Args) is " + std::to_string(sizeof(dsa::Args));
+    server::failure = "the request has " + std::to_string(bytes) + " bytes of args, sizeof(Args) is " +
+                      std::to_string(sizeof(dsa::Args));
     return;
   }
   dsa::Args a = *static_cast<const dsa::Args*>(p);
@@ -57,9 +62,12 @@ void topk(void* p, size_t bytes) {
   if (a.rows == 0) return;
   dsa::set_page_size(a, a.page_size);
 #ifdef EMULATED_SMALL
-  if (choice.dtype == dsa::kFloat32) topk_of<dsa::Float32>(a, choice);
-  else if (choice.dtype == dsa::kFloat16) topk_of<dsa::Float16>(a, choice);
-  else server::failure = "the small build has no element type " + std::to_string(choice.dtype);
+  if (choice.dtype == dsa::kFloat32)
+    topk_of<dsa::Float32>(a, choice);
+  else if (choice.dtype == dsa::kFloat16)
+    topk_of<dsa::Float16>(a, choice);
+  else
+    server::failure = "the small build has no element type " + std::to_string(choice.dtype);
 #else
   dsa::with_element(choice.dtype, [&](auto e) { topk_of<decltype(e)>(a, choice); });
 #endif

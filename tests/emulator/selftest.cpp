@@ -8,12 +8,25 @@ const Args& args(void* p) { return *static_cast<const Args*>(p); }
 unsigned rows(void* p) { return static_cast<unsigned>(args(p).rows); }
 unsigned extra(void* p) { return static_cast<unsigned>(args(p).extra); }
 
-void compact(void* p, size_t) { selftest::launch_all(p, rows(p), selftest::kThreads, 2 * selftest::kWarps * 4, 1, selftest::compact); }
-void cluster_sum(void* p, size_t) { selftest::launch_all(p, rows(p) * extra(p), selftest::kThreads, 16, extra(p), selftest::cluster_sum); }
-void ring(void* p, size_t) { selftest::launch_all(p, rows(p), selftest::kThreads, 2 * selftest::kStages * 8 + 16 + selftest::kStages * selftest::kTile * 4, 1, selftest::ring); }
-void exchange(void* p, size_t) { selftest::launch_all(p, rows(p) * extra(p), 32, 16 + 128 + extra(p) * 128, extra(p), selftest::exchange); }
-void last_arriver(void* p, size_t) { selftest::launch_all(p, rows(p) * extra(p), selftest::kThreads, 8, 1, selftest::last_arriver); }
-void staged(void* p, size_t) { selftest::launch_all(p, rows(p), selftest::kThreads, selftest::kThreads * 4, 1, selftest::staged); }
+void compact(void* p, size_t) {
+  selftest::launch_all(p, rows(p), selftest::kThreads, 2 * selftest::kWarps * 4, 1, selftest::compact);
+}
+void cluster_sum(void* p, size_t) {
+  selftest::launch_all(p, rows(p) * extra(p), selftest::kThreads, 16, extra(p), selftest::cluster_sum);
+}
+void ring(void* p, size_t) {
+  selftest::launch_all(p, rows(p), selftest::kThreads,
+                       2 * selftest::kStages * 8 + 16 + selftest::kStages * selftest::kTile * 4, 1, selftest::ring);
+}
+void exchange(void* p, size_t) {
+  selftest::launch_all(p, rows(p) * extra(p), 32, 16 + 128 + extra(p) * 128, extra(p), selftest::exchange);
+}
+void last_arriver(void* p, size_t) {
+  selftest::launch_all(p, rows(p) * extra(p), selftest::kThreads, 8, 1, selftest::last_arriver);
+}
+void staged(void* p, size_t) {
+  selftest::launch_all(p, rows(p), selftest::kThreads, selftest::kThreads * 4, 1, selftest::staged);
+}
 void chain(void* p, size_t) { selftest::launch_all(p, rows(p), 32, 0, 1, selftest::chain); }
 void intrinsics(void* p, size_t) { selftest::launch_all(p, 1, 32, 0, 1, selftest::intrinsics); }
 void faults(void* p, size_t) { selftest::launch_all(p, 1, 128, 64, 1, selftest::faults); }

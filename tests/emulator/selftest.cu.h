@@ -34,7 +34,8 @@ __device__ __forceinline__ int block_scan(int v, int* totals, int& all) {
 
 // Row by row: the positions of all values >= threshold, ascending, then -1.
 __global__ void __launch_bounds__(kThreads) compact(const __grid_constant__ Args a) {
-  int* totals = reinterpret_cast<int*>(cpu::dynamic_smem());  // two sets, used in turn, so one barrier a round is enough
+  int* totals =
+      reinterpret_cast<int*>(cpu::dynamic_smem());  // two sets, used in turn, so one barrier a round is enough
   const int t = static_cast<int>(threadIdx.x);
   const int* in = a.in + static_cast<long long>(blockIdx.x) * a.n;
   int* out = a.out + static_cast<long long>(blockIdx.x) * a.n;
@@ -57,7 +58,8 @@ __global__ void __launch_bounds__(kThreads) cluster_sum(const __grid_constant__ 
   if (threadIdx.x == 0) *part = 0;
   __syncthreads();
   unsigned sum = 0;
-  for (unsigned i = rank * kThreads + threadIdx.x; i < static_cast<unsigned>(a.n); i += size * kThreads) sum += static_cast<unsigned>(a.in[row * static_cast<unsigned>(a.n) + i]);
+  for (unsigned i = rank * kThreads + threadIdx.x; i < static_cast<unsigned>(a.n); i += size * kThreads)
+    sum += static_cast<unsigned>(a.in[row * static_cast<unsigned>(a.n) + i]);
   sum = __reduce_add_sync(~0u, sum);
   if (threadIdx.x % 32 == 0) atomicAdd(part, sum);
   cpu::cluster_arrive();
@@ -141,7 +143,8 @@ __global__ void __launch_bounds__(kThreads) last_arriver(const __grid_constant__
   if (threadIdx.x == 0) flag[1] = 0;
   __syncthreads();
   unsigned sum = 0;
-  for (unsigned i = part * kThreads + threadIdx.x; i < static_cast<unsigned>(a.n); i += parts * kThreads) sum += static_cast<unsigned>(a.in[row * static_cast<unsigned>(a.n) + i]);
+  for (unsigned i = part * kThreads + threadIdx.x; i < static_cast<unsigned>(a.n); i += parts * kThreads)
+    sum += static_cast<unsigned>(a.in[row * static_cast<unsigned>(a.n) + i]);
   atomicAdd(flag + 1, sum);
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -219,28 +222,81 @@ __global__ void faults(const __grid_constant__ Args a) {
   auto* bar = reinterpret_cast<uint64_t*>(cpu::dynamic_smem());
   const unsigned t = threadIdx.x;
   switch (a.threshold) {
-    case 0: if (t < 10) __syncwarp(); break;                                 // fine: the others have exited
-    case 1: if (t != 5) __ballot_sync(~0u, 1); else while (*reinterpret_cast<volatile int*>(a.out) != 77) __syncwarp(1u << 5); break;
-    case 2: if (t < 64) __syncthreads(); else __syncthreads(); break;        // one barrier, two places: see the next line
-    case 3: if (t < 64) { __syncthreads(); }
-            else { __syncthreads(); } break;
-    case 4: if (t < 32) cpu::named_barrier(2, 128); else __syncthreads(); break;
-    case 5: if (t == 0) cpu::mbarrier_init(bar, 2);
-            __syncthreads();
-            if (t == 0) cpu::mbarrier_arrive(bar);
-            cpu::mbarrier_wait(bar, 0); break;
-    case 6: cpu::mbarrier_wait(bar, 0); break;
-    case 7: if (t == 0) __shfl_sync(~1u, 1, 0); break;
-    case 8: while (*reinterpret_cast<volatile int*>(a.out) != 0x1234567) cpu::backoff(); break;
-    case 9: cpu::dynamic_smem()[cpu::dynamic_smem_size()] = 1; break;
-    case 10: a.out[a.n] = 1; break;
-    case 11: const_cast<int*>(a.in)[t] += 1; break;
-    case 12: if (t == 0) { cpu::mbarrier_init(bar, 1); cpu::bulk_global_to_shared(bar + 2, a.in, 16, bar); } break;
-    case 13: if (t == 0) { cpu::mbarrier_init(bar, 1); cpu::bulk_global_to_shared(bar + 2, a.in + 1, 16, bar); } break;
-    case 14: if (t == 0) a.out[0] = a.in[a.n]; break;                        // a read past the end
-    case 15: cpu::cluster_wait(); break;
-    case 16: *static_cast<volatile int*>(nullptr) = 1; break;
-    default: break;
+    case 0:
+      if (t < 10) __syncwarp();
+      break;  // fine: the others have exited
+    case 1:
+      if (t != 5)
+        __ballot_sync(~0u, 1);
+      else
+        while (*reinterpret_cast<volatile int*>(a.out) != 77) __syncwarp(1u << 5);
+      break;
+    case 2:
+      if (t < 64)
+        __syncthreads();
+      else
+        __syncthreads();
+      break;  // one barrier, two places: see the next line
+    case 3:
+      if (t < 64) {
+        __syncthreads();
+      } else {
+        __syncthreads();
+      }
+      break;
+    case 4:
+      if (t < 32)
+        cpu::named_barrier(2, 128);
+      else
+        __syncthreads();
+      break;
+    case 5:
+      if (t == 0) cpu::mbarrier_init(bar, 2);
+      __syncthreads();
+      if (t == 0) cpu::mbarrier_arrive(bar);
+      cpu::mbarrier_wait(bar, 0);
+      break;
+    case 6:
+      cpu::mbarrier_wait(bar, 0);
+      break;
+    case 7:
+      if (t == 0) __shfl_sync(~1u, 1, 0);
+      break;
+    case 8:
+      while (*reinterpret_cast<volatile int*>(a.out) != 0x1234567) cpu::backoff();
+      break;
+    case 9:
+      cpu::dynamic_smem()[cpu::dynamic_smem_size()] = 1;
+      break;
+    case 10:
+      a.out[a.n] = 1;
+      break;
+    case 11:
+      const_cast<int*>(a.in)[t] += 1;
+      break;
+    case 12:
+      if (t == 0) {
+        cpu::mbarrier_init(bar, 1);
+        cpu::bulk_global_to_shared(bar + 2, a.in, 16, bar);
+      }
+      break;
+    case 13:
+      if (t == 0) {
+        cpu::mbarrier_init(bar, 1);
+        cpu::bulk_global_to_shared(bar + 2, a.in + 1, 16, bar);
+      }
+      break;
+    case 14:
+      if (t == 0) a.out[0] = a.in[a.n];
+      break;  // a read past the end
+    case 15:
+      cpu::cluster_wait();
+      break;
+    case 16:
+      *static_cast<volatile int*>(nullptr) = 1;
+      break;
+    default:
+      break;
   }
   if (t == 0) a.out[0] = 4711;
 }

@@ -13,7 +13,7 @@ from .process import Buffer, Options, Process, Stats
 class Args(ctypes.Structure):
     """Same layout as selftest::Args."""
 
-    _fields_ = [  # noqa: RUF012 - ctypes wants a list
+    _fields_ = [
         *((name, ctypes.c_void_p) for name in ("input", "out", "workspace")),
         *((name, ctypes.c_int) for name in ("n", "rows", "threshold", "extra")),
     ]

@@ -4,13 +4,13 @@
 // kernel is an answer, not the end of pytest. Every tensor gets its own allocation with the alignment of the original,
 // red zones around it and poison in the gaps between its rows. One request:
 //
-//   launch <entry> <args bytes> <buffers> <seed> <schedule> <preempt> <latency> <resident> <pdl> <max switches> <strict>\n
-//   buffer <offset in args, or -1> <rows> <row bytes> <stride bytes> <alignment mod 128> <mode: r, w, k> <keep id>\n   (for each)
-//   the args, then the rows of every buffer
+//   launch <entry> <args bytes> <buffers> <seed> <schedule> <preempt> <latency> <resident> <pdl> <max switches>
+//   <strict>\n buffer <offset in args, or -1> <rows> <row bytes> <stride bytes> <alignment mod 128> <mode: r, w, k>
+//   <keep id>\n   (for each) the args, then the rows of every buffer
 //
-// mode: r = input, w = output (starts as garbage), k = kept between launches under its id and zero at first (workspace).
-// The answer: "ok <switches> <collectives> <barriers> <atomics> <async copies> <spins>\n" and the rows of every w and k
-// buffer, or "error <bytes>\n" and a text.
+// mode: r = input, w = output (starts as garbage), k = kept between launches under its id and zero at first
+// (workspace). The answer: "ok <switches> <collectives> <barriers> <atomics> <async copies> <spins>\n" and the rows of
+// every w and k buffer, or "error <bytes>\n" and a text.
 #pragma once
 
 #include <cinttypes>
@@ -63,7 +63,8 @@ struct Buffer {
     huge = span > kHuge;
     if (huge) {
       block = span + 2 * (1 << 16);
-      memory = static_cast<uint8_t*>(mmap(nullptr, block, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+      memory =
+          static_cast<uint8_t*>(mmap(nullptr, block, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
       if (memory == MAP_FAILED) std::perror("emulator: reserving address space"), std::exit(3);
       base = memory + (1 << 16) + misalign;
       for (size_t i = 0; i < rows; ++i) {
@@ -86,7 +87,8 @@ struct Buffer {
   void get(uint8_t* to) const {
     for (size_t i = 0; i < rows && span != 0; ++i) std::memcpy(to + i * row_bytes, row(i), row_bytes);
   }
-  template <class F> void each_gap(F fn) const {
+  template <class F>
+  void each_gap(F fn) const {
     if (span == 0 || huge) return;
     fn(memory, base);
     if (stride > row_bytes)
@@ -112,8 +114,10 @@ struct Buffer {
   }
   void release() {
     unpoison();
-    if (huge) munmap(memory, block);
-    else std::free(memory);
+    if (huge)
+      munmap(memory, block);
+    else
+      std::free(memory);
     memory = base = nullptr;
   }
 };
@@ -130,8 +134,9 @@ inline bool serve_one(std::map<int, Buffer>& kept) {
   size_t args_bytes, count;
   int pdl;
   cpu::Options o;
-  if (std::sscanf(line, "launch %127s %zu %zu %" SCNu64 " %d %d %d %d %d %" SCNu64 " %d", entry, &args_bytes, &count, &o.seed, &o.schedule, &o.preempt, &o.latency,
-                  &o.resident, &pdl, &o.max_switches, &o.strict_sites) != 11) {
+  if (std::sscanf(line, "launch %127s %zu %zu %" SCNu64 " %d %d %d %d %d %" SCNu64 " %d", entry, &args_bytes, &count,
+                  &o.seed, &o.schedule, &o.preempt, &o.latency, &o.resident, &pdl, &o.max_switches,
+                  &o.strict_sites) != 11) {
     std::fprintf(stderr, "emulator: bad request: %s", line);
     std::exit(2);
   }
@@ -139,7 +144,8 @@ inline bool serve_one(std::map<int, Buffer>& kept) {
   std::vector<Buffer> buffers(count);
   for (auto& b : buffers) {
     if (std::fgets(line, sizeof line, stdin) == nullptr ||
-        std::sscanf(line, "buffer %ld %zu %zu %zu %zu %c %d", &b.arg, &b.rows, &b.row_bytes, &b.stride, &b.misalign, &b.mode, &b.keep) != 7) {
+        std::sscanf(line, "buffer %ld %zu %zu %zu %zu %c %d", &b.arg, &b.rows, &b.row_bytes, &b.stride, &b.misalign,
+                    &b.mode, &b.keep) != 7) {
       std::fprintf(stderr, "emulator: bad buffer: %s", line);
       std::exit(2);
     }
@@ -191,8 +197,10 @@ inline bool serve_one(std::map<int, Buffer>& kept) {
   cpu::st.options = o;
   failure.clear();
   auto found = entries().find(entry);
-  if (found == entries().end()) failure = std::string("no entry ") + entry;
-  else found->second(args.data(), args.size());
+  if (found == entries().end())
+    failure = std::string("no entry ") + entry;
+  else
+    found->second(args.data(), args.size());
   const cpu::Stats s = cpu::st.stats;
   std::vector<uint8_t> now;
   for (size_t i = 0; i < buffers.size(); ++i) {
@@ -207,7 +215,8 @@ inline bool serve_one(std::map<int, Buffer>& kept) {
     }
   }
   if (failure.empty()) {
-    std::fprintf(reply, "ok %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", s.switches, s.collectives, s.barriers, s.atomics, s.async_copies, s.spins);
+    std::fprintf(reply, "ok %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", s.switches,
+                 s.collectives, s.barriers, s.atomics, s.async_copies, s.spins);
     for (auto& b : buffers) {
       if (b.mode == 'r') continue;
       b.get(b.data.data());

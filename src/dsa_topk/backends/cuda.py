@@ -87,7 +87,7 @@ def _limits(index: int, module: Any) -> _plan.DeviceLimits:
     if properties.major >= 9:
         kernel = _plan.KERNELS.index("Cluster512")
         for size in _plan.CLUSTER_SIZES:
-            # A slice of 65536 scores and k = 2048: the largest footprint that the choice asks for at its usual sizes.
+            # With a slice of 65536 scores, the widest that the choice gives a block of a cluster of up to 1M columns.
             clusters[size] = module.probe(index, kernel, size, 65536 * size, 2048)
     return _plan.DeviceLimits(
         sms=properties.multi_processor_count,

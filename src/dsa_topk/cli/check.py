@@ -43,7 +43,8 @@ def chosen_device(name: str | None) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= count:
         raise fail(f"--device {name}: this machine has {count} CUDA devices")
-    return device
+    # Without an index it is the current device, said once here for everybody behind.
+    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
 
 
 def check(
@@ -166,13 +167,17 @@ def _show(found: Report, guards: dict[str, str]) -> None:
     cells = found.cells()
     used = [index for index in range(len(BAND_NAMES)) if any(row[index] for row in cells.values())]
     table = Table(title=f"{found.backend}, {found.mode} mode")
-    table.add_column("case", no_wrap=True)
+    # The results come first: their columns never shrink, and what each case guards against is shown where it fits.
+    table.add_column("case", no_wrap=True, min_width=max(map(len, cells), default=4))
     for index in used:
-        table.add_column(BAND_NAMES[index], no_wrap=True)
-    table.add_column("guards against")
+        table.add_column(BAND_NAMES[index], no_wrap=True, min_width=max(len(row[index]) for row in cells.values()))
+    wide = not console.is_terminal or console.width >= 120
+    if wide:
+        table.add_column("guards against", no_wrap=True)
     for case, row in cells.items():
-        table.add_row(case, *(row[index] for index in used), guards[case])
-    console.print(table)
+        table.add_row(case, *(row[index] for index in used), *([guards[case]] if wide else []))
+    # Into a file or a pipe there is no edge to wrap at.
+    Console(highlight=False, width=None if console.is_terminal else 200).print(table)
     shown = [record for record in found.records if not record.outcome.good]
     for record in shown[:20]:
         where = f" (replay: {record.file})" if record.file else ""

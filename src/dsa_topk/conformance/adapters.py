@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,8 @@ def get(name: str) -> Adapter:
     """
     if name in OURS:
         return _ours(name)
+    if name.startswith("cuda-"):
+        return _forced(name)
     if name in _PEERS:
         return _PEERS[name](name)
     for point in metadata.entry_points(group=ENTRY_POINTS):
@@ -147,6 +149,25 @@ def _ours(name: str) -> Adapter:
 
     cuda = "cuda" if name == "cuda" else None
     return Adapter(name, "canonical", call, unavailable, device_type=cuda, graph=True, canonical=True)
+
+
+def _forced(name: str) -> Adapter:
+    """``cuda-KERNEL`` or ``cuda-KERNEL-CLUSTER``: the cuda backend with one kernel for every call of any size."""
+    from dsa_topk import _plan
+    from dsa_topk.backends import cuda
+
+    kernel, _, size = name.removeprefix("cuda-").partition("-")
+    if kernel not in _plan.KERNELS or not (size or "1").isdigit():
+        raise ValueError(f"backend {name!r}: expected cuda-KERNEL[-CLUSTER] with one of {', '.join(_plan.KERNELS)}")
+    plain = _ours("cuda")
+    margin = _plan.choose(1, 1, 1, _plan.DeviceLimits(sms=1, smem_per_block=1)).margin
+    plan = _plan.Plan(kernel, int(size or 1), margin)
+
+    def call(problem: Problem, outputs: Outputs) -> Result:
+        with cuda.use_plan(plan):
+            return plain.call(problem, outputs)
+
+    return replace(plain, name=name, call=call)
 
 
 # ---- peers ---------------------------------------------------------------------------------------------------------

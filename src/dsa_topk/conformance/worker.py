@@ -33,6 +33,7 @@ class _Worker:
         self.mode = config.get("judge")
         self.saved: set[str] = set()
         if self.device.type == "cuda":
+            self.device = torch.device("cuda", self.device.index or 0)
             torch.cuda.set_device(self.device)
 
     def say(self, **message: Any) -> None:

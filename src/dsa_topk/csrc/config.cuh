@@ -1,24 +1,26 @@
 // Shape of a filter kernel: compile-time configuration, shared memory, and the candidates it collects.
 //
 // Shared memory: FilterShared | arena: regions [cluster][region_cap] (kMulti), lists [kList + kBatch][kThreads], spill
-// [kSpill]; reused for the plateau bitmap and, at the end, for the staged positions | bitmap.
+// [kSpill]; reused for the plateau bitmap and, at the end, for the warps' staged positions | bitmap.
 #pragma once
 #include "slice.cuh"
 
 namespace dsa {
 
 // launch.h names the instantiations and Python chooses among them.
-template <class Element, int Threads, int SamplesPerThread, int ListEntries, int MinBlocks, bool Multi>
+template <class Element, int Threads, int SamplesPerThread, int ListEntries, int MinBlocks, bool Multi, int Bins = 512>
 struct FilterConfig {
   using E = Element;
   static constexpr int kThreads = Threads, kWarps = Threads / 32, kSamples = SamplesPerThread;
   static constexpr int kList = ListEntries;  // candidates a thread keeps before it spills to the shared list
   static constexpr int kBatch = 8;           // scores a thread tests before it looks at its list; the slack of the list
-  static constexpr int kSpill = 512;
-  static constexpr int kBins = Threads > 512 ? Threads : 512;
+  static constexpr int kSpill = Threads >= 128 ? 512 : Threads * 4;
+  static constexpr int kBins = Threads > 512 ? Threads : Bins;
   static constexpr int kMinBlocks = MinBlocks;
   static constexpr bool kMulti = Multi;
   static constexpr int kListBytes = ((kList + kBatch) * kThreads + kSpill) * 8;
+  static constexpr int kStageBytes = kWarps * 32 * 32 * 2;  // emit.cuh
+  static constexpr int kArenaBytes = kListBytes > kStageBytes ? kListBytes : kStageBytes;
   static_assert(kSamples % 4 == 0, "samples come in groups of four quarter rows");
   static_assert(kWarps <= 32, "per-warp counts are summed by one warp");
 };
@@ -33,16 +35,17 @@ struct alignas(8) Entry {
 
 template <int kBins>
 struct alignas(16) FilterShared {
-  uint32_t hist[kBins];
+  static_assert(kTieCap * 8 <= kBins * 4, "ties share the histogram's place");
+  union {
+    uint32_t hist[kBins];
+    Entry ties[kTieCap];  // written when the histogram has said its last
+  };
   uint32_t wa[32], wb[32], wc[32];  // one value a warp
-  Found found[4];
-  Entry ties[kTieCap];
+  Found found[2];
   BlockCounts heads[kMaxCluster];
   unsigned long long mode;  // heaviest sampled value: count << 32 | key
   uint32_t tie_count, spill_count;
-  // Kept here and not in registers, which are short while a slice streams: where results go, and the second try's bracket.
-  uint64_t where;
-  float wide_lo, wide_hi;
+  uint64_t where;  // kept here and not in registers, which are short while a slice streams
   float top, bottom;  // ends of the sample
 };
 

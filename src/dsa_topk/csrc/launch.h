@@ -7,33 +7,37 @@
 namespace dsa {
 
 // Threads, samples a thread, list entries a thread, blocks an SM, several blocks a row.
-template <class E> using Row128 = FilterConfig<E, 128, 8, 12, 8, false>;
-template <class E> using Row128Deep = FilterConfig<E, 128, 16, 12, 8, false>;
-template <class E> using Row256 = FilterConfig<E, 256, 8, 8, 4, false>;
-template <class E> using Row512 = FilterConfig<E, 512, 4, 8, 2, false>;
-template <class E> using Cluster512 = FilterConfig<E, 512, 4, 8, 1, true>;
+template <class E> using Row128 = FilterConfig<E, 128, 8, 8, 8, false>;
+template <class E> using Row128Deep = FilterConfig<E, 128, 16, 8, 8, false>;
+template <class E> using Row256 = FilterConfig<E, 256, 16, 8, 4, false>;
+template <class E> using Row512 = FilterConfig<E, 512, 8, 8, 2, false>;
+template <class E> using Row512Deep = FilterConfig<E, 512, 16, 8, 2, false>;
+template <class E> using Cluster512 = FilterConfig<E, 512, 8, 8, 1, true>;
+template <class E> using Cluster512Deep = FilterConfig<E, 512, 16, 8, 1, true>;
 
-enum Kernel : int32_t { kRow128 = 0, kRow128Deep = 1, kRow256 = 2, kRow512 = 3, kCluster512 = 4, kKernels = 5 };
+// _plan.py has the same table: it chooses by samples and list capacity.
+enum Kernel : int32_t { kRow128 = 0, kRow128Deep = 1, kRow256 = 2, kRow512 = 3, kRow512Deep = 4, kCluster512 = 5, kCluster512Deep = 6, kKernels = 7 };
 
 struct LaunchShape {
   int32_t threads, cluster, smem_bytes;
   int64_t blocks;
 };
 
-// Fills the launch-dependent fields of `a` for a filter kernel and says how to launch it.
+constexpr int32_t kMaxSmem = 227 * 1024;  // what sm_90 and sm_100 give a block; others have less
+
+// Fills the launch-dependent fields of `a` for a filter kernel and says how to launch it on a device that gives a block
+// `smem_limit` bytes of shared memory.
 template <class C>
-inline LaunchShape filter_shape(Args& a, int32_t cluster) {
+inline LaunchShape filter_shape(Args& a, int32_t cluster, int32_t smem_limit = kMaxSmem) {
   const int64_t words = (static_cast<int64_t>(a.width) + 62) / 32;  // any misalignment of the window's start
   a.cluster = C::kMulti ? cluster : 1;
   a.region_cap = C::kMulti ? (cluster > 8 ? 1024 : 2048) : 0;
   const int64_t slice = (words + a.cluster - 1) / a.cluster;
-  int32_t arena = C::kListBytes + a.cluster * a.region_cap * 8;
-  if (arena < a.k * 4) arena = a.k * 4;
+  const int32_t arena = C::kArenaBytes + a.cluster * a.region_cap * 8;
   a.arena_bytes = (arena + 127) / 128 * 128;
   const int32_t fixed = static_cast<int32_t>(sizeof(FilterShared<C::kBins>)) + a.arena_bytes;
   // A slice whose bitmap does not fit takes the exact path: give it no bitmap at all.
-  constexpr int64_t kLimit = 227 * 1024;
-  a.bitmap_words = slice * 4 + fixed <= kLimit ? static_cast<int32_t>((slice + 3) / 4 * 4) : 0;
+  a.bitmap_words = slice * 4 + fixed <= smem_limit ? static_cast<int32_t>((slice + 3) / 4 * 4) : 0;
   return LaunchShape{C::kThreads, a.cluster, fixed + a.bitmap_words * 4, static_cast<int64_t>(a.rows) * a.cluster};
 }
 
@@ -45,7 +49,9 @@ inline bool with_filter(int32_t kernel, F&& f) {
     case kRow128Deep: f(Row128Deep<E>{}); return true;
     case kRow256: f(Row256<E>{}); return true;
     case kRow512: f(Row512<E>{}); return true;
+    case kRow512Deep: f(Row512Deep<E>{}); return true;
     case kCluster512: f(Cluster512<E>{}); return true;
+    case kCluster512Deep: f(Cluster512Deep<E>{}); return true;
     default: return false;
   }
 }

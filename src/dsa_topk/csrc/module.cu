@@ -42,8 +42,25 @@ cudaError_t prepare(int device, int32_t smem_bytes, bool clusters) {
 
 struct Device {
   int index;
-  bool programmatic;  // sm_90 and later
+  bool programmatic;   // sm_90 and later
+  int32_t smem_limit;  // bytes of shared memory that a block may ask for
 };
+
+// Facts of a device, asked for once a process and device.
+cudaError_t device_facts(int index, Device* device) {
+  static std::atomic<int32_t> known[kMaxDevices];  // 0, or smem_limit * 2 + programmatic
+  int32_t fact = index < kMaxDevices ? known[index].load(std::memory_order_relaxed) : 0;
+  if (fact == 0) {
+    int major = 0, smem = 0;
+    cudaError_t e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&smem, cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
+    if (e != cudaSuccess) return e;
+    fact = smem * 2 + (major >= 9);
+    if (index < kMaxDevices) known[index].store(fact, std::memory_order_relaxed);
+  }
+  *device = Device{index, (fact & 1) != 0, fact / 2};
+  return cudaSuccess;
+}
 
 template <void (*kKernel)(Args)>
 cudaError_t launch(const Args& a, const LaunchShape& shape, const Device& device, cudaStream_t stream) {
@@ -69,7 +86,7 @@ cudaError_t launch(const Args& a, const LaunchShape& shape, const Device& device
 
 template <class C>
 cudaError_t launch_filter(Args a, int32_t cluster, const Device& device, cudaStream_t stream) {
-  const LaunchShape shape = filter_shape<C>(a, cluster);
+  const LaunchShape shape = filter_shape<C>(a, cluster, device.smem_limit);
   return launch<filter_kernel<C>>(a, shape, device, stream);
 }
 
@@ -201,14 +218,14 @@ int select(const TVMFFIAny* v, int32_t n) {
   const int device = scores->device.device_id;
   DeviceGuard guard(device);
   if (guard.error != cudaSuccess) return fail(guard.error, "selecting the device");
-  int major = 0;
-  cudaError_t e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (e != cudaSuccess) return fail(e, "asking for the device's compute capability");
+  Device facts;
+  cudaError_t e = device_facts(device, &facts);
+  if (e != cudaSuccess) return fail(e, "asking for the device's limits");
   const auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device));
   const auto kernel = static_cast<int32_t>(v[16].v_int64), cluster = static_cast<int32_t>(v[17].v_int64);
   e = cudaErrorInvalidValue;
   with_element(dtype, [&](auto element) {
-    e = launch_select<decltype(element)>(a, kernel, cluster, v[15].v_int64 != 0, Device{device, major >= 9}, stream);
+    e = launch_select<decltype(element)>(a, kernel, cluster, v[15].v_int64 != 0, facts, stream);
   });
   return e == cudaSuccess ? 0 : fail(e, "the launch");
 }
@@ -221,14 +238,17 @@ int probe(const TVMFFIAny* v, int32_t n, TVMFFIAny* result) {
   DeviceGuard guard(static_cast<int>(v[0].v_int64));
   if (guard.error != cudaSuccess) return fail(guard.error, "selecting the device");
   int clusters = 0;
-  cudaError_t e = cudaErrorInvalidValue;
+  Device facts;
+  cudaError_t e = device_facts(static_cast<int>(v[0].v_int64), &facts);
+  if (e != cudaSuccess) return fail(e, "asking for the device's limits");
+  e = cudaErrorInvalidValue;
   with_filter<Float32>(static_cast<int32_t>(v[1].v_int64), [&](auto config) {
     using C = decltype(config);
     Args a = {};
     a.rows = 1;
     a.width = static_cast<int32_t>(v[3].v_int64);
     a.k = static_cast<int32_t>(v[4].v_int64);
-    const LaunchShape shape = filter_shape<C>(a, static_cast<int32_t>(v[2].v_int64));
+    const LaunchShape shape = filter_shape<C>(a, static_cast<int32_t>(v[2].v_int64), facts.smem_limit);
     e = prepare<filter_kernel<C>>(static_cast<int>(v[0].v_int64), shape.smem_bytes, shape.cluster > 1);
     if (e != cudaSuccess) return;
     cudaLaunchAttribute attribute;

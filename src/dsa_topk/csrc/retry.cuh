@@ -35,7 +35,7 @@ __device__ __forceinline__ void finish_row(const Args& a, int64_t index, const R
   }
   __syncthreads();
   if (C::kMulti) lower += warp_sum_first(s.wb, C::kWarps, threadIdx.x & 31);
-  emit_bitmap<C::kThreads>(Output<typename C::E>(a, row, index), slice, bitmap, reinterpret_cast<uint32_t*>(arena), s.wc, static_cast<int32_t>(lower));
+  emit_bitmap<C::kThreads>(Output<typename C::E>(a, row, index), slice, bitmap, reinterpret_cast<uint16_t*>(arena), s.wc, static_cast<int32_t>(lower));
 }
 
 // Finishes a row whose crossing bin is crowded.
@@ -54,16 +54,18 @@ __device__ __noinline__ void crowded_row(const Args& a, int entries, float top, 
   finish_row<C>(a, index, row, slice, s, arena, bitmap, lower, take.lower);
 }
 
-// Moves the bracket to the side where the k-th score must be: above `key` or below it. False: no floats are left there.
-__device__ __forceinline__ bool move_bracket(Bracket& b, float wide_lo, float wide_hi, float bottom, float top, uint32_t key, bool above) {
+// Moves the bracket to the side where the k-th score must be, above `key` or below it, at the same width (a miss is a near miss).
+// False: no floats are left there.
+__device__ __forceinline__ bool move_bracket(Bracket& b, float bottom, float top, uint32_t key, bool above) {
+  const float width = ((b.hi < kHuge ? b.hi : top) - (b.lo > -kHuge ? b.lo : bottom));
   if (above) {
     if (key >= kKeyPlusInf) return false;
     b.lo = float_of(key + 1u);
-    b.hi = wide_hi > b.lo ? wide_hi : INFINITY;
+    b.hi = b.lo + width > b.lo ? b.lo + width : INFINITY;
   } else {
     if (key <= kKeyMinusInf) return false;
     b.hi = float_of(key == 0x80000000u ? 0x7ffffffeu : key - 1u);  // below +0 comes the first negative number, not -0
-    b.lo = wide_lo < b.hi ? wide_lo : -INFINITY;
+    b.lo = b.hi - width < b.hi ? b.hi - width : -INFINITY;
   }
   b.set_bins(bottom, top);
   return true;
@@ -96,7 +98,6 @@ __device__ __noinline__ void retry_row(const Args& a, float lo, float hi, Miss m
   const Row<E> row(a, index);
   const Slice slice = slice_of(row, C::kMulti ? a.cluster : 1, rank);
   const Candidates<C> candidates(a, s, arena);
-  const float wide_lo = s.wide_lo, wide_hi = s.wide_hi;
   Bracket b;
   b.lo = lo;
   b.hi = hi;
@@ -108,15 +109,15 @@ __device__ __noinline__ void retry_row(const Args& a, float lo, float hi, Miss m
       finish_row<C>(a, index, row, slice, s, arena, bitmap, r.lower, 0);
       return;
     }
-    possible = move_bracket(b, wide_lo, wide_hi, s.bottom, s.top, key, r.verdict > 0);
+    possible = move_bracket(b, s.bottom, s.top, key, r.verdict > 0);
   } else {
-    possible = miss != kFullList && move_bracket(b, wide_lo, wide_hi, s.bottom, s.top, key_of(miss == kTooLow ? hi : lo), miss == kTooLow);
+    possible = miss != kFullList && move_bracket(b, s.bottom, s.top, key_of(miss == kTooLow ? hi : lo), miss == kTooLow);
   }
   ptx::row_sync<C::kMulti>();  // the counts of the pass before were read everywhere
   if (possible) {
     if (threadIdx.x == 0) s.spill_count = 0;
     __syncthreads();
-    const int entries = stream_filter<C>(row, slice, b.lo, b.hi, bitmap, candidates);
+    const int entries = stream_filter<C, 4>(row, slice, b.lo, b.hi, bitmap, candidates);
     const Tally t = tally<C>(a, s, candidates, entries, rank, bitmap, slice.last - slice.first);
     if (t.holds()) {
       count_path<C>(a, rank, kSecondTry);

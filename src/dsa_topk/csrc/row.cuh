@@ -7,7 +7,10 @@ namespace dsa {
 
 __device__ __forceinline__ int64_t load_index(const IndexVector& v, int64_t i, int64_t missing) {
   if (v.data == nullptr) return missing;
-  return v.is64 ? static_cast<const int64_t*>(v.data)[i * v.stride] : static_cast<const int32_t*>(v.data)[i * v.stride];
+  // Both widths without a branch: the low word, and the high word or the sign.
+  const int32_t* p = static_cast<const int32_t*>(v.data) + ((i * v.stride) << v.is64);
+  const int32_t low = p[0], high = v.is64 ? p[1] : low >> 31;
+  return static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(high)) << 32 | static_cast<uint32_t>(low));
 }
 
 __device__ __forceinline__ int64_t clamp64(int64_t x, int64_t lo, int64_t hi) { return x < lo ? lo : x > hi ? hi : x; }
@@ -70,6 +73,26 @@ struct Output {
     const uint32_t size = static_cast<uint32_t>(a.page_size);
     const uint32_t physical = static_cast<uint32_t>(reinterpret_cast<const int32_t*>(row.where)[page]);
     return static_cast<int32_t>(physical * size + (p - page * size));
+  }
+
+  // `count` positions base + staged[i] to the slots from `slot` on, by one warp. What is common is done without a test a slot.
+  __device__ __forceinline__ void put_staged(int32_t slot, uint32_t base, const uint16_t* staged, int32_t count, int lane) const {
+    int32_t* to = out + slot;
+    if (positions || scores || a.raw) {
+#pragma unroll 1
+      for (int32_t i = lane; i < count; i += 32) put(slot + i, base + staged[i]);
+    } else if (a.form == kPaged) {
+      const uint32_t size = static_cast<uint32_t>(a.page_size);
+#pragma unroll 4
+      for (int32_t i = lane; i < count; i += 32) {
+        const uint32_t p = base + staged[i], page = static_cast<uint32_t>((static_cast<uint64_t>(p) * a.page_magic) >> a.page_shift);
+        to[i] = static_cast<int32_t>(p + (static_cast<uint32_t>(reinterpret_cast<const int32_t*>(row.where)[page]) - page) * size);
+      }
+    } else {
+      const uint32_t add = base + static_cast<uint32_t>(row.where);
+#pragma unroll 4
+      for (int32_t i = lane; i < count; i += 32) to[i] = static_cast<int32_t>(add + staged[i]);
+    }
   }
 
   __device__ __forceinline__ void put(int32_t slot, uint32_t p) const {

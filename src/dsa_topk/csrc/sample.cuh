@@ -19,9 +19,9 @@ struct Bracket {
   }
 };
 
-// Sampled values are clipped to finite floats: NaN below everything, infinities at the ends.
+// Sampled values are clipped to finite floats: infinities at the ends, NaN with the lowest.
 __device__ __forceinline__ float clip(float x) {
-  return x != x ? -2.0f * kHuge : fminf(fmaxf(x, -kHuge), kHuge);
+  return fminf(fmaxf(x, -kHuge), kHuge);  // fmaxf(NaN, y) is y
 }
 
 // Position of the first of 16 neighbouring samples: piece `g` of `kPieces` in [0, span), jittered, 64-byte aligned where the
@@ -53,12 +53,10 @@ __device__ __forceinline__ Bracket sample_bracket(const Args& a, const Row<typen
   for (int i = tid; i < kBins; i += kThreads) s.hist[i] = 0;
   if (tid == 0) {
     s.mode = 0;
-    s.wide_lo = -INFINITY;
-    s.wide_hi = INFINITY;
     s.tie_count = 0;
     s.spill_count = 0;
   }
-  float top = -2.0f * kHuge, bottom = 2.0f * kHuge;
+  float top = -kHuge, bottom = kHuge;
 #pragma unroll
   for (int i = 0; i < kN; ++i) {
     v[i] = clip(v[i]);
@@ -83,7 +81,6 @@ __device__ __forceinline__ Bracket sample_bracket(const Args& a, const Row<typen
   const float total = static_cast<float>(kThreads * kN), share = static_cast<float>(a.k) / static_cast<float>(row.n);
   const float rank = share * total, sigma = ptx::sqrt_approx(rank * (1.0f - share));
   const int32_t rank_lo = static_cast<int32_t>(rank + a.margin * sigma + 2.0f), rank_hi = static_cast<int32_t>(rank - a.margin * sigma - 2.0f);
-  const int32_t wide_lo = static_cast<int32_t>(rank + 7.0f * sigma + 6.0f), wide_hi = static_cast<int32_t>(rank - 7.0f * sigma - 6.0f);
 
   Bracket b;
   b.plateau = false;
@@ -103,15 +100,11 @@ __device__ __forceinline__ Bracket sample_bracket(const Args& a, const Row<typen
       if (v[i] >= bottom && v[i] <= top) atomicAdd(&s.hist[bin_of<kBins>(v[i], top, scale)], 1u);
     }
     __syncthreads();
-    const int32_t ranks[4] = {rank_lo - above, rank_hi - above, wide_lo - above, wide_hi - above};
-    find_ranks<kThreads, kBins, 4>(s.hist, s.wa, s.found, ranks);
-    const Found lo = s.found[0], hi = s.found[1], wlo = s.found[2], whi = s.found[3];
+    const int32_t ranks[2] = {rank_lo - above, rank_hi - above};
+    find_ranks<kThreads, kBins, 2>(s.hist, s.wa, s.found, ranks);
+    const Found lo = s.found[0], hi = s.found[1];
     b.lo = lo.bin < 0 ? -INFINITY : top - static_cast<float>(lo.bin + 1) * width;
     b.hi = hi.bin < 0 ? (round ? top : INFINITY) : top - static_cast<float>(hi.bin) * width;
-    if (tid == 0) {
-      if (wlo.bin >= 0) s.wide_lo = top - static_cast<float>(wlo.bin + 1) * width;
-      if (whi.bin >= 0) s.wide_hi = top - static_cast<float>(whi.bin) * width;
-    }
     const int32_t inside = (lo.bin < 0 ? kThreads * kN - above : lo.above + lo.count) - (hi.bin < 0 ? 0 : hi.above);
     // Far more samples inside than the two ranks explain: outliers stretched the bins, or one value is heavy. Look closer.
     if (lo.bin < 0 || inside <= 2 * (rank_lo - rank_hi) + 8) break;
@@ -137,8 +130,8 @@ __device__ __forceinline__ Bracket sample_bracket(const Args& a, const Row<typen
     }
     __syncthreads();
     const float heavy = float_of(static_cast<uint32_t>(s.mode));
-    // Undo the clipping: the ends stand for the infinities and for NaN.
-    b.key = s.mode == 0 ? 0u : heavy >= kHuge ? kKeyPlusInf : heavy < -kHuge ? 0u : heavy <= -kHuge ? kKeyMinusInf : key_of(heavy);
+    // Undo the clipping: the ends stand for the infinities (should it be NaN, the plateau pass will say so).
+    b.key = s.mode == 0 ? 0u : heavy >= kHuge ? kKeyPlusInf : heavy <= -kHuge ? kKeyMinusInf : key_of(heavy);
   }
   return b;
 }

@@ -8,9 +8,9 @@ namespace dsa {
 //
 // Loads run 8 to 16 words ahead of the tests, in two register sets that take turns: what is being tested is never copied, and
 // an SM has some 50 KB under way, which is what the latency of a busy memory asks for.
-template <class C>
+template <class C, int kBatch = C::kBatch>
 __device__ __forceinline__ int stream_filter(const Row<typename C::E>& row, const Slice& slice, float lo, float hi, uint32_t* bitmap, const Candidates<C>& lists) {
-  constexpr int kThreads = C::kThreads, kWarps = C::kWarps, kBatch = C::kBatch, kStep = C::kThreads * 8;
+  constexpr int kThreads = C::kThreads, kWarps = C::kWarps, kStep = C::kThreads * 8;
   using E = typename C::E;
   using Bits = typename E::Bits;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
@@ -42,10 +42,6 @@ __device__ __forceinline__ int stream_filter(const Row<typename C::E>& row, cons
 #pragma unroll
     for (int u = 0; u < kBatch; ++u) v[u] = ahead + u < left ? ptx::ld_stream(at + (ahead + u) * kThreads) : E::kNaN;
   };
-  const auto load_inside = [&](Bits(&v)[kBatch], int ahead) {
-#pragma unroll
-    for (int u = 0; u < kBatch; ++u) v[u] = ptx::ld_stream(at + (ahead + u) * kThreads);
-  };
   const auto filter = [&](const Bits(&v)[kBatch], bool whole) {
 #pragma unroll
     for (int u = 0; u < kBatch; ++u) {
@@ -58,22 +54,32 @@ __device__ __forceinline__ int stream_filter(const Row<typename C::E>& row, cons
     tag += kBatch * kThreads;
     left -= kBatch;
   };
+  const auto reload = [&](Bits(&v)[kBatch]) {  // the batch after the next one
+    if (left >= 2 * kBatch) {
+#pragma unroll
+      for (int u = 0; u < kBatch; ++u) v[u] = ptx::ld_stream(at + (kBatch + u) * kThreads);
+    } else {
+      load(v, kBatch);
+    }
+  };
   load(x, 0);
   load(y, kBatch);
+  bool partial_in_y = false;
 #pragma unroll 1
-  while (left >= 4 * kBatch) {
+  while (left >= kBatch) {
     filter(x, true);
-    load_inside(x, kBatch);
+    reload(x);
+    partial_in_y = left < kBatch;
+    if (partial_in_y) break;
     filter(y, true);
-    load_inside(y, kBatch);
+    reload(y);
   }
-#pragma unroll 1
-  while (left > 0) {
+  if (left > 0) {
+    if (partial_in_y) {
+#pragma unroll
+      for (int u = 0; u < kBatch; ++u) x[u] = y[u];
+    }
     filter(x, false);
-    load(x, kBatch);
-    if (left <= 0) break;
-    filter(y, false);
-    load(y, kBatch);
   }
   // The partial first and last words of the row.
   const int32_t total_words = (slice.shift + row.n + 31) >> 5;
