@@ -241,6 +241,27 @@ def test_failures_and_findings_give_an_exit_code(monkeypatch: pytest.MonkeyPatch
     assert evidence.main(["--out", str(out), "--sanitize"]) == 1
 
 
+def test_sanitizers_join_the_evidence_of_the_same_code_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_a_pretended_gpu(monkeypatch)
+    monkeypatch.setattr(evidence, "run_tests", lambda *a, **b: pytest.fail("the tests were run"))
+    outcomes = {tool: sanitize.Outcome("clean", 1.0, "0 errors") for tool in sanitize.TOOLS}
+    monkeypatch.setattr(sanitize, "run_all", lambda **options: outcomes)
+    path = tmp_path / "e.json"
+    words = ["--out", str(path), "--add-sanitizers"]
+    assert evidence.main(words) == 2
+    old = {**GOOD, "seconds": 1.0, "sanitizers": {}, "date": "yesterday"}
+    evidence.write(path, old)
+    assert evidence.main(words) == 2
+    assert "other code" in capsys.readouterr().err
+    evidence.write(path, {**old, "content_hash": content_hash()})
+    assert evidence.main(words) == 0
+    data = json.loads(path.read_text())
+    assert data["date"] == "yesterday"
+    assert {entry["outcome"] for entry in data["sanitizers"].values()} == {"clean"}
+
+
 def test_a_failed_write_leaves_the_old_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "e.json"
     evidence.write(path, {"a": 1})

@@ -17,7 +17,7 @@ from emulator.mutants import SELFTEST, Mutant, StaleMutant, plant
 from emulator.process import EmulationError, Options, Process
 from emulator.selftest_cases import CASES
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(compiler() is None, reason="no g++")]
 
 
 def selftest_notices(process: Process, case: str) -> str | None:

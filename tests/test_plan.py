@@ -55,6 +55,15 @@ def test_only_cluster_kernels_run_in_clusters() -> None:
         assert ("true" in alias[1].split(", ")) == name.startswith("Cluster"), name
 
 
+def test_the_table_of_kernels_is_that_of_the_sources() -> None:
+    """Threads and samples of a row decide which kernel has room for the candidates."""
+    for kernel in _plan._TABLE:
+        alias = re.search(rf"using {kernel.name} = FilterConfig<E, (\d+), (\d+),", LAUNCH.read_text())
+        assert alias is not None, kernel.name
+        threads, samples = map(int, alias.groups())
+        assert (kernel.threads, kernel.samples) == (threads, threads * samples), kernel.name
+
+
 def fits(plan: Plan, limits: DeviceLimits) -> None:
     assert plan.kernel in _plan.KERNELS
     if plan.kernel.startswith("Cluster"):

@@ -2,6 +2,7 @@
 
     python tools/gpu_evidence.py                          # pytest -m gpu, file named after the GPU
     python tools/gpu_evidence.py --sanitize --out result.json -- -k graphs
+    python tools/gpu_evidence.py --add-sanitizers         # to the file of an earlier run of the same code
 
 Words behind ``--`` go to pytest; the file then says that it holds a part of the tests. The file ties the outcome to the
 code by the content hash of src/dsa_topk; tests/test_evidence.py compares that with the tree. Exit code 0: all that ran
@@ -226,6 +227,19 @@ def shortcomings(data: Mapping[str, Any], tree: str) -> list[str]:
     return found
 
 
+def read_same_code(path: Path, tree: str) -> dict[str, Any]:
+    """The evidence at ``path``, to add sanitizers to: ValueError unless it is well formed and of the same code."""
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: no evidence to add to ({error})") from error
+    if found := problems(data):
+        raise ValueError(f"{path}: {'; '.join(found)}")
+    if data["content_hash"] != tree:
+        raise ValueError(f"{path}: made from other code ({data['content_hash'][:12]}, the tree is {tree[:12]})")
+    return dict(data)
+
+
 def write(path: Path, data: Mapping[str, Any]) -> None:
     """Write atomically: a reader finds the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -254,16 +268,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sanitize", action="store_true", help="also run compute-sanitizer's four tools")
     parser.add_argument("--limit", type=float, default=480, help="seconds for the tests (default 480)")
     parser.add_argument("--tool-limit", type=float, default=90, help="seconds for each sanitizer (default 90)")
+    parser.add_argument(
+        "--add-sanitizers", action="store_true", help="run no tests: add the sanitizers to the file of the same code"
+    )
     options = parser.parse_args(ours)
     if not torch.cuda.is_available():
         print("gpu_evidence: no CUDA GPU here (torch.cuda.is_available() is False)", file=sys.stderr)
         return 2
     header = describe([Path(sys.executable).name, "tools/gpu_evidence.py", *given])
     path = options.out or RESULTS / f"{slug(header['gpu'])}.json"
-    tests = run_tests(more, limit=options.limit)
-    data: dict[str, Any] = {"outcome": tests.pop("outcome"), **header, "partial": bool(more), **tests}
-    write(path, data)  # now, so that a sanitizer that takes the machine down does not take this along
-    if options.sanitize:
+    data: dict[str, Any]
+    if options.add_sanitizers:
+        try:
+            data = read_same_code(path, header["content_hash"])
+        except ValueError as error:
+            print(f"gpu_evidence: {error}", file=sys.stderr)
+            return 2
+    else:
+        tests = run_tests(more, limit=options.limit)
+        data = {"outcome": tests.pop("outcome"), **header, "partial": bool(more), **tests}
+        write(path, data)  # now, so that a sanitizer that takes the machine down does not take this along
+    sanitizing = options.sanitize or options.add_sanitizers
+    if sanitizing:
         import sanitize
 
         outcomes = sanitize.run_all(limit=options.tool_limit)
@@ -271,7 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write(path, data)
     counts = ", ".join(f"{data['counts'][name]} {name}" for name in COUNTS)
     print(f"gpu_evidence: {data['outcome']} ({counts}) in {data['seconds']} s -> {path}")
-    clean = not options.sanitize or all(outcome.ok for outcome in outcomes.values())
+    clean = not sanitizing or all(outcome.ok for outcome in outcomes.values())
     return 0 if data["outcome"] == "passed" and clean else 1
 
 

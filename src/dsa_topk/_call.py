@@ -21,8 +21,8 @@ MAX_K = 8192
 class Call:
     """One checked call. Tensors are the caller's own (never copied); outputs are filled by the backend.
 
-    ``out``, ``out_positions`` and ``out_scores`` are None only before the outputs are allocated (and ``out_positions`` /
-    ``out_scores`` stay None when the caller does not ask for them).
+    ``out``, ``out_positions`` and ``out_scores`` are None only before the outputs are allocated; the latter two stay
+    None when the caller does not ask for them.
     """
 
     form: Form

@@ -23,7 +23,7 @@ class Kernel:
 _TABLE = (
     Kernel("Row128", 128, 1024, 1280),
     Kernel("Row128Deep", 128, 2048, 1280),
-    Kernel("Row256", 256, 4096, 2048),
+    Kernel("Row256", 256, 4096, 1700),
     Kernel("Row512", 512, 4096, 3400),
     Kernel("Row512Deep", 512, 8192, 3400),
     Kernel("Cluster512", 512, 4096, 3400),
@@ -51,19 +51,26 @@ class Plan:
     kernel: str
     cluster: int
     margin: float
+    prefetch: int = 0  # bytes of a row's head to ask for before its sample is drawn
 
     @property
     def number(self) -> int:
         """The kernel's number in csrc/launch.h."""
         return KERNELS.index(self.kernel)
 
+    @property
+    def arguments(self) -> tuple[int, int, float, int]:
+        """What the compiled module takes: kernel number, blocks a row, margin, prefetch."""
+        return self.number, self.cluster, self.margin, self.prefetch
+
     def __str__(self) -> str:
         blocks = "one block" if self.cluster == 1 else f"a cluster of {self.cluster} blocks"
         return f"kernel {self.kernel}, {blocks} a row, bracket of {self.margin:g} standard deviations"
 
 
-# A missed bracket costs its row one more pass. Among thousands of rows that is lost in the crowd, and a narrow bracket makes
-# every row cheaper; where the launch is hardly longer than a row it is the latency of the call (docs/kernel-notes.md).
+# A missed bracket costs its row one more pass. Among thousands of rows that is lost in the crowd, and a narrow bracket
+# makes every row cheaper; where the launch is hardly longer than a row it is the latency of the call
+# (docs/kernel-notes.md).
 _MARGIN_MANY, _MARGIN_WAVE, _MARGIN_FEW = 2.6, 3.2, 4.5
 
 # Measured on an H200: the best number of blocks a row for rows up to this width, where the rows leave SMs idle.
@@ -86,27 +93,29 @@ def choose(rows: int, width: int, k: int, limits: DeviceLimits) -> Plan:
     Plan
     """
     if rows > 4 * limits.sms:
-        margin = _MARGIN_MANY if rows > 12 * limits.sms else _MARGIN_WAVE
+        many = rows > 12 * limits.sms
+        margin = _MARGIN_MANY if many else _MARGIN_WAVE
+        names: tuple[str, ...]
         if width <= 12288:
-            names = ("Row128", "Row128Deep", "Row256", "Row512Deep")
-        elif width <= 24576 or (width <= 40960 and margin == _MARGIN_MANY):
-            names = ("Row128Deep", "Row256", "Row512Deep")
-        elif width <= 98304:
-            names = ("Row256", "Row512Deep")
+            names, prefetch = ("Row128", "Row128Deep", "Row256", "Row512Deep"), 8192
+        elif width <= 24576 or (width <= 40960 and many):
+            names, prefetch = ("Row128Deep", "Row256", "Row512Deep"), 16384
         else:
-            names = ("Row512Deep",)
-        return Plan(_first_with_room(names, width, k, 1, margin), 1, margin)
+            names, prefetch = ("Row256", "Row512Deep"), 32768 if width <= 49152 or not many else 65536
+        return Plan(_first_with_room(names, width, k, 1, margin), 1, margin, prefetch if many or width > 24576 else 0)
     cluster = _cluster_size(rows, width, limits)
     if cluster > 1:
-        return Plan(_first_with_room(("Cluster512", "Cluster512Deep"), width, k, cluster, _MARGIN_FEW), cluster, _MARGIN_FEW)
+        return Plan(
+            _first_with_room(("Cluster512", "Cluster512Deep"), width, k, cluster, _MARGIN_FEW), cluster, _MARGIN_FEW
+        )
     return Plan(_first_with_room(("Row512", "Row512Deep"), width, k, 1, _MARGIN_FEW), 1, _MARGIN_FEW)
 
 
 def expected_candidates(width: int, k: int, samples: int, margin: float) -> float:
     """Scores inside the bracket of a full-width row, on average.
 
-    The rank of the k-th score in a sample of S has the standard deviation ``sqrt(S p (1 - p))``, p = k / width (binomial); the
-    bracket spans ``2 margin`` of them, ``width / S`` scores to a sample.
+    The rank of the k-th score in a sample of S has the standard deviation ``sqrt(S p (1 - p))``, p = k / width
+    (binomial); the bracket spans ``2 margin`` of them, ``width / S`` scores to a sample.
     """
     p = min(k / max(width, 1), 1.0)
     return 2.0 * margin * math.sqrt(samples * p * (1.0 - p)) * width / samples

@@ -295,14 +295,6 @@ KERNELS = (
         hint="by_distribution",
     ),
     Mutant(
-        "stage reused while it is stored",
-        "emit.cuh",
-        "    slot += total;\n    __syncwarp();\n",
-        "    slot += total;\n",
-        "a fast lane stages the next turn's positions over this one's",
-        hint="by_distribution crowds",
-    ),
-    Mutant(
         "no barrier before the warps' shares of the output",
         "emit.cuh",
         "    if (lane == 0) warp_counts[warp] = count;\n    __syncthreads();\n",

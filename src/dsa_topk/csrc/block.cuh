@@ -25,11 +25,12 @@ struct Found {
   int32_t unused;
 };
 
-// Bins are numbered from the best. For each 1-based rank finds the bin in which the running count reaches it, and clears the
-// histogram. All threads of the block; a barrier must lie between the last write to `hist` (and the last read of `found`)
-// and this call. Uses `warp_sums` as scratch.
+// Bins are numbered from the best. For each 1-based rank finds the bin in which the running count reaches it, and
+// clears the histogram. All threads of the block; a barrier must lie between the last write to `hist` (and the last
+// read of `found`) and this call. Uses `warp_sums` as scratch.
 template <int kThreads, int kBins, int kRanks>
-__device__ __forceinline__ void find_ranks(uint32_t* hist, uint32_t* warp_sums, Found* found, const int32_t (&ranks)[kRanks]) {
+__device__ __forceinline__ void find_ranks(uint32_t* hist, uint32_t* warp_sums, Found* found,
+                                           const int32_t (&ranks)[kRanks]) {
   constexpr int kPer = kBins / kThreads;
   static_assert(kPer >= 1 && kPer * kThreads == kBins, "every thread owns the same number of bins");
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;

@@ -1,34 +1,43 @@
 // The exact choice among the candidates: which of them are the `need` best.
 //
-// A histogram of the bracket finds the bin where the count reaches `need`. Better bins are taken whole; the crossing bin's few
-// entries are ranked all against all by (score, tie order), a crowded one by radix rounds on the same composite key.
+// A histogram of the bracket finds the bin where the count reaches `need`. Better bins are taken whole; the crossing
+// bin's few entries are ranked all against all by (score, tie order), a crowded one by radix rounds on the same
+// composite key.
 #pragma once
 #include "config.cuh"
 
 namespace dsa {
 
 template <int kBins>
-__device__ __forceinline__ int32_t bin_of(float x, float top, float scale) {  // 0 = best; NaN and out-of-range values saturate
+__device__ __forceinline__ int32_t bin_of(float x, float top,
+                                          float scale) {  // 0 = best; NaN and out-of-range values saturate
   const uint32_t b = __float2uint_rz((top - x) * scale);
   return static_cast<int32_t>(b < kBins - 1 ? b : kBins - 1);
 }
 
 template <int kBins>
 __device__ __forceinline__ float histogram_scale(float bottom, float top) {  // bins per unit of score
-  return top > bottom ? static_cast<float>(kBins) / (top - bottom) : 0.0f;
+  return top > bottom ? __fdividef(static_cast<float>(kBins), top - bottom) : 0.0f;
 }
 
 __device__ __forceinline__ uint64_t composite(const Entry& e, int32_t largest) {  // larger is better
   return static_cast<uint64_t>(key_of(__uint_as_float(e.value))) << 32 | (largest ? e.tag : ~e.tag);
 }
 
-// Where the count reaches `need` among the row's candidates: their histogram's crossing bin. Barrier before the call (candidates
-// complete) is the caller's.
 template <class C>
-__device__ __forceinline__ Found crossing_bin(const Candidates<C>& candidates, int entries, float top, float scale, int32_t need) {
+__device__ __forceinline__ void count_in_bin(FilterShared<C::kBins>& s, const Entry& e, float top, float scale) {
+  atomicAdd(&s.hist[bin_of<C::kBins>(__uint_as_float(e.value), top, scale)], 1u);
+}
+
+// Where the count reaches `need` among the row's candidates: their histogram's crossing bin. Follows tally().
+template <class C>
+__device__ __forceinline__ Found crossing_bin(const Candidates<C>& candidates, int entries, float top, float scale,
+                                              int32_t need) {
   FilterShared<C::kBins>& s = candidates.s;
-  candidates.each(entries, [&](const Entry& e) { atomicAdd(&s.hist[bin_of<C::kBins>(__uint_as_float(e.value), top, scale)], 1u); });
-  __syncthreads();
+  if (C::kMulti) {
+    candidates.each(entries, [&](const Entry& e) { count_in_bin<C>(s, e, top, scale); });
+    __syncthreads();
+  }
   const int32_t ranks[1] = {need};
   find_ranks<C::kThreads, C::kBins, 1>(s.hist, s.wa, s.found, ranks);
   return s.found[0];
@@ -53,7 +62,8 @@ struct Taker {
 
 // Takes the better bins and the best `need` (after them) of a crossing bin with at most kTieCap entries.
 template <class C>
-__device__ __forceinline__ void take_ranked(const Args& a, const Candidates<C>& candidates, int entries, float top, float scale, const Found& crossing, int32_t need, Taker<C>& take) {
+__device__ __forceinline__ void take_ranked(const Args& a, const Candidates<C>& candidates, int entries, float top,
+                                            float scale, const Found& crossing, int32_t need, Taker<C>& take) {
   FilterShared<C::kBins>& s = candidates.s;
   candidates.each(entries, [&](const Entry& e) {
     const int32_t bin = bin_of<C::kBins>(__uint_as_float(e.value), top, scale);
@@ -81,7 +91,8 @@ __device__ __forceinline__ void take_ranked(const Args& a, const Candidates<C>& 
 
 // The same for a crowded crossing bin: 8-bit digits of the composite key, from the top, give the last entry to take.
 template <class C>
-__device__ __forceinline__ void take_crowded(const Args& a, const Candidates<C>& candidates, int entries, float top, float scale, int32_t crossing, int32_t need, Taker<C>& take) {
+__device__ __forceinline__ void take_crowded(const Args& a, const Candidates<C>& candidates, int entries, float top,
+                                             float scale, int32_t crossing, int32_t need, Taker<C>& take) {
   FilterShared<C::kBins>& s = candidates.s;
   uint64_t last = 0, mask = 0;
 #pragma unroll 1

@@ -16,7 +16,7 @@ struct FilterConfig {
   static constexpr int kBatch = 8;           // scores a thread tests before it looks at its list; the slack of the list
   static constexpr int kSpill = Threads >= 128 ? 512 : Threads * 4;
   static constexpr int kBins = Threads > 512 ? Threads : Bins;
-  static constexpr int kMinBlocks = MinBlocks;
+  static constexpr int kMinBlocks = MinBlocks > 1 ? MinBlocks - ptx::kFewerBlocks : 1;
   static constexpr bool kMulti = Multi;
   static constexpr int kListBytes = ((kList + kBatch) * kThreads + kSpill) * 8;
   static constexpr int kStageBytes = kWarps * 32 * 32 * 2;  // emit.cuh
@@ -45,11 +45,12 @@ struct alignas(16) FilterShared {
   BlockCounts heads[kMaxCluster];
   unsigned long long mode;  // heaviest sampled value: count << 32 | key
   uint32_t tie_count, spill_count;
-  uint64_t where;  // kept here and not in registers, which are short while a slice streams
+  uint64_t where;     // kept here and not in registers, which are short while a slice streams
   float top, bottom;  // ends of the sample
 };
 
-// The candidates of the row as this thread sees them: its own and the block's spill, or what all blocks of the row sent.
+// The candidates of the row as this thread sees them: its own and the block's spill, or what all blocks of the row
+// sent.
 template <class C>
 struct Candidates {
   FilterShared<C::kBins>& s;
@@ -78,11 +79,23 @@ struct Candidates {
         for (uint32_t i = threadIdx.x; i < n; i += C::kThreads) f(regions[r * cap + i]);
       }
     } else {
-#pragma unroll 1
-      for (int i = 0; i < entries; ++i) f(own[i * C::kThreads]);
-#pragma unroll 1
-      for (uint32_t i = threadIdx.x; i < s.spill_count; i += C::kThreads) f(spill[i]);
+      each_own(entries, f);
+      each_spilled(f);
     }
+  }
+
+  template <class F>
+  __device__ __forceinline__ void each_own(int entries, F&& f) const {
+    const Entry* end = own + entries * C::kThreads;
+#pragma unroll 1
+    for (const Entry* e = own; e < end; e += C::kThreads) f(*e);
+  }
+
+  template <class F>
+  __device__ __forceinline__ void each_spilled(F&& f) const {
+    const uint32_t n = s.spill_count;
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < n; i += C::kThreads) f(spill[i]);
   }
 };
 

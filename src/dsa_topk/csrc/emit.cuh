@@ -4,11 +4,12 @@
 
 namespace dsa {
 
-// Writes the positions of the bitmap's set bits, ascending, to the row's slots from `slot` on. A warp owns a contiguous part of
-// the words, 32 of them a turn: each lane spreads its word's bits into the warp's stage (16 bits a position, relative to the
-// turn's first), from where they are written coalesced. Warps do not wait for each other.
+// Writes the positions of the bitmap's set bits, ascending, to the row's slots from `slot` on. A warp owns a contiguous
+// part of the words, 32 of them a turn: each lane spreads its word's bits into the warp's stage (16 bits a position,
+// relative to the turn's first), from where they are written coalesced. Warps do not wait for each other.
 template <int kThreads, class E>
-__device__ __forceinline__ void emit_bitmap(const Output<E>& output, const Slice& slice, const uint32_t* bitmap, uint16_t* stages, uint32_t* warp_counts, int32_t slot) {
+__device__ __forceinline__ void emit_bitmap(const Output<E>& output, const Slice& slice, const uint32_t* bitmap,
+                                            uint16_t* stages, uint32_t* warp_counts, int32_t slot) {
   constexpr int kWarps = kThreads / 32, kTurn = 32 * 32;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
   const int32_t words = slice.last - slice.first;
@@ -16,6 +17,7 @@ __device__ __forceinline__ void emit_bitmap(const Output<E>& output, const Slice
   const int32_t begin = warp * per_warp, end = words < begin + per_warp ? words : begin + per_warp;
   if (kWarps > 1) {
     uint32_t count = 0;
+#pragma unroll 2
     for (int32_t i = begin + lane; i < end; i += 32) count += __popc(bitmap[i]);
     count = __reduce_add_sync(ptx::kFullMask, count);
     if (lane == 0) warp_counts[warp] = count;

@@ -1,10 +1,10 @@
 // The path that is right for every row: radix search for the k-th key over global memory, then an ordered pass.
 //
-// Four 8-bit digits from the top find the k-th largest key T and how many copies of T are needed. A counting pass gives every
-// warp the number of winners and ties before its segment; a last pass writes the winners in ascending position. No buffer
-// depends on the data: any width, any k, any number of ties. Six reads of the row: it stands behind the fast path (filter.cuh)
-// for rows whose values defeat the sample, and serves windows too short to sample.
-// With kMulti the blocks of a cluster share the row: histograms and counts are summed over distributed shared memory.
+// Four 8-bit digits from the top find the k-th largest key T and how many copies of T are needed. A counting pass gives
+// every warp the number of winners and ties before its segment; a last pass writes the winners in ascending position.
+// No buffer depends on the data: any width, any k, any number of ties. Six reads of the row: it stands behind the fast
+// path (filter.cuh) for rows whose values defeat the sample, and serves windows too short to sample. With kMulti the
+// blocks of a cluster share the row: histograms and counts are summed over distributed shared memory.
 #pragma once
 #include "block.cuh"
 #include "row.cuh"
@@ -20,7 +20,8 @@ struct ExactShared {
 };
 
 template <class E, int kThreads, bool kMulti>
-__device__ __forceinline__ void exact_row(const Args& a, const Row<E>& row, int64_t index, ExactShared& s, uint32_t rank) {
+__device__ __forceinline__ void exact_row(const Args& a, const Row<E>& row, int64_t index, ExactShared& s,
+                                          uint32_t rank) {
   constexpr int kWarps = kThreads / 32, kUnroll = 4;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
   const int32_t blocks = kMulti ? a.cluster : 1;
@@ -121,7 +122,8 @@ __device__ __forceinline__ void exact_row(const Args& a, const Row<E>& row, int6
   winners_before = warp_sum_first(s.winners, warp, lane);
   ties_before = warp_sum_first(s.ties, warp, lane);
   if (kMulti) {
-    const uint32_t all_winners = warp_sum_first(s.winners, kWarps, lane), all_ties = warp_sum_first(s.ties, kWarps, lane);
+    const uint32_t all_winners = warp_sum_first(s.winners, kWarps, lane),
+                   all_ties = warp_sum_first(s.ties, kWarps, lane);
     if (tid == 0) {
       s.block_winners = all_winners;
       s.block_ties = all_ties;
@@ -143,7 +145,8 @@ __device__ __forceinline__ void exact_row(const Args& a, const Row<E>& row, int6
     const uint32_t win_ballot = __ballot_sync(ptx::kFullMask, win), tie_ballot = __ballot_sync(ptx::kFullMask, tie);
     if ((win_ballot | tie_ballot) == 0) continue;
     const uint32_t tie_index = ties_before + __popc(tie_ballot & below);
-    const uint32_t taken = (tie_index < tie_last ? tie_index : tie_last) - (tie_index < tie_first ? tie_index : tie_first);
+    const uint32_t taken =
+        (tie_index < tie_last ? tie_index : tie_last) - (tie_index < tie_first ? tie_index : tie_first);
     if (win || (tie && tie_index >= tie_first && tie_index < tie_last)) {
       output.put(static_cast<int32_t>(winners_before + __popc(win_ballot & below) + taken), i);
     }

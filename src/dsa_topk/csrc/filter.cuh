@@ -1,22 +1,37 @@
 // The fast path: sample -> bracket -> one filtered pass -> exact choice among the survivors -> ordered emission.
 //
-//  1. A sample of the row, the same in every block of it, gives a bracket [lo, hi] which holds the k-th score almost surely
+//  1. A sample of the row, the same in every block of it, gives a bracket [lo, hi] which holds the k-th score almost
+//  surely
 //     (sample.cuh).
-//  2. Each block streams its slice once. A score above hi is selected for sure: one bit in a shared-memory bitmap. A score
+//  2. Each block streams its slice once. A score above hi is selected for sure: one bit in a shared-memory bitmap. A
+//  score
 //     inside the bracket is a candidate: (value, position) to a list of its own thread (stream.cuh).
-//  3. Counts say whether the bracket held; the candidates are ranked exactly and the chosen ones set their bits (choose.cuh).
+//  3. Counts say whether the bracket held; the candidates are ranked exactly and the chosen ones set their bits
+//  (choose.cuh).
 //  4. The bitmap is expanded in order: ascending positions, no sort, no atomics on the output (emit.cuh).
-// Where the sample shows one heavy value at the k-th place its copies go to a second bitmap instead of lists (plateau.cuh).
+// Where the sample shows one heavy value at the k-th place its copies go to a second bitmap instead of lists
+// (plateau.cuh).
 //
-// Thresholds need not be scores: whatever the bracket, the counts are exact, so a miss costs one more pass beside the known
-// side, and a second miss or a full list goes to exact.cuh. Nothing is ever truncated.
+// Thresholds need not be scores: whatever the bracket, the counts are exact, so a miss costs one more pass beside the
+// known side, and a second miss or a full list goes to exact.cuh. Nothing is ever truncated.
 //
-// A row is one block, or (kMulti) one cluster of a.cluster blocks, each owning a slice. Candidates and counts travel once over
-// distributed shared memory; every block then decides the same, redundantly.
+// A row is one block, or (kMulti) one cluster of a.cluster blocks, each owning a slice. Candidates and counts travel
+// once over distributed shared memory; every block then decides the same, redundantly.
 #pragma once
 #include "retry.cuh"
 
 namespace dsa {
+
+// Asks for the first bytes of the slice, so that they are in L2 when the sample has told the bracket.
+template <class E>
+__device__ __forceinline__ void prefetch_head(const Args& a, const Row<E>& row, const Slice& slice) {
+  constexpr int32_t kSize = sizeof(typename E::Bits), kSixteen = 16 / kSize;
+  // Whole 16-byte units that lie inside the window: from the second word of the slice on.
+  const int32_t first = (slice.first + 1) * 32 - slice.shift, end = slice.last * 32 - slice.shift;
+  const int32_t count = ((end < row.n ? end : row.n) - first) & ~(kSixteen - 1);
+  const int32_t bytes = count * kSize < a.prefetch ? count * kSize : a.prefetch;
+  if (bytes > 0) ptx::prefetch_l2(row.window + first, static_cast<uint32_t>(bytes));
+}
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) filter_kernel(const __grid_constant__ Args a) {
@@ -47,23 +62,25 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) filter_kernel(cons
   }
   const Slice slice = slice_of(row, blocks, rank);
   if (threadIdx.x == 0) s.where = row.where;
+  if (threadIdx.x == 0) prefetch_head(a, row, slice);
   const Bracket b = sample_bracket<C>(a, row, slice.shift, s);
   if (kMulti) ptx::cluster_wait();
   if (b.plateau) {
-    retry_row<C>(a, b.lo, b.hi, kHeavyValue, b.key);
+    retry_row<C>(a, b.lo, b.hi, kHeavyValue, b.key, 0.0f);
     return;
   }
   const Candidates<C> candidates(a, s, arena);
   const int entries = stream_filter<C>(row, slice, b.lo, b.hi, bitmap, candidates);
-  const Tally t = tally<C>(a, s, candidates, entries, rank, bitmap, slice.last - slice.first);
+  const float scale = histogram_scale<C::kBins>(b.bin_lo, b.bin_hi);
+  const Tally t = tally<C>(a, s, candidates, entries, b.bin_hi, scale, rank, bitmap, slice.last - slice.first);
   if (!t.holds()) {
-    retry_row<C>(a, b.lo, b.hi, t.full ? kFullList : t.need < 0 ? kTooLow : kTooHigh, 0u);
+    const Miss miss = t.need < 0 ? kTooLow : t.need > static_cast<int32_t>(t.entries) ? kTooHigh : kFullList;
+    retry_row<C>(a, b.lo, b.hi, miss, 0u, __fdividef(static_cast<float>(t.need), static_cast<float>(t.entries)));
     return;
   }
   count_path<C>(a, rank, kFast);
   Taker<C> take{bitmap, slice.first, slice.last, 0};
   if (t.need > 0) {
-    const float scale = histogram_scale<C::kBins>(b.bin_lo, b.bin_hi);
     const Found crossing = crossing_bin<C>(candidates, entries, b.bin_hi, scale, t.need);
     const int32_t need = t.need - crossing.above;
     if (crossing.count > kTieCap) {

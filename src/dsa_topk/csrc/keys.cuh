@@ -1,7 +1,7 @@
 // Order of scores: one 32-bit key for every type, and the element types themselves.
 //
-// key(x) is monotone in contract order: NaN (0) < -inf < ... < -0 == +0 < ... < +inf. bfloat16 and float16 convert to float
-// exactly and monotonically, so every type is compared in float32 and nothing is ever rounded.
+// key(x) is monotone in contract order: NaN (0) < -inf < ... < -0 == +0 < ... < +inf. bfloat16 and float16 convert to
+// float exactly and monotonically, so every type is compared in float32 and nothing is ever rounded.
 #pragma once
 #include "ptx.cuh"
 

@@ -1,5 +1,6 @@
-// Which instantiation runs: the list of kernels and the shared memory each launch needs. Host code shared by the binding
-// (module.cu) and the CPU emulator; the choice among the kernels is made in Python (_plan.py), which names one by its number.
+// Which instantiation runs: the list of kernels and the shared memory each launch needs. Host code shared by the
+// binding (module.cu) and the CPU emulator; the choice among the kernels is made in Python (_plan.py), which names one
+// by its number.
 #pragma once
 #include "filter.cuh"
 #include "order.cuh"
@@ -7,16 +8,32 @@
 namespace dsa {
 
 // Threads, samples a thread, list entries a thread, blocks an SM, several blocks a row.
-template <class E> using Row128 = FilterConfig<E, 128, 8, 8, 8, false>;
-template <class E> using Row128Deep = FilterConfig<E, 128, 16, 8, 8, false>;
-template <class E> using Row256 = FilterConfig<E, 256, 16, 8, 4, false>;
-template <class E> using Row512 = FilterConfig<E, 512, 8, 8, 2, false>;
-template <class E> using Row512Deep = FilterConfig<E, 512, 16, 8, 2, false>;
-template <class E> using Cluster512 = FilterConfig<E, 512, 8, 8, 1, true>;
-template <class E> using Cluster512Deep = FilterConfig<E, 512, 16, 8, 1, true>;
+template <class E>
+using Row128 = FilterConfig<E, 128, 8, 8, 8, false>;
+template <class E>
+using Row128Deep = FilterConfig<E, 128, 16, 8, 8, false>;
+template <class E>
+using Row256 = FilterConfig<E, 256, 16, 8, 4, false>;
+template <class E>
+using Row512 = FilterConfig<E, 512, 8, 8, 2, false>;
+template <class E>
+using Row512Deep = FilterConfig<E, 512, 16, 8, 2, false>;
+template <class E>
+using Cluster512 = FilterConfig<E, 512, 8, 8, 1, true>;
+template <class E>
+using Cluster512Deep = FilterConfig<E, 512, 16, 8, 1, true>;
 
 // _plan.py has the same table: it chooses by samples and list capacity.
-enum Kernel : int32_t { kRow128 = 0, kRow128Deep = 1, kRow256 = 2, kRow512 = 3, kRow512Deep = 4, kCluster512 = 5, kCluster512Deep = 6, kKernels = 7 };
+enum Kernel : int32_t {
+  kRow128 = 0,
+  kRow128Deep = 1,
+  kRow256 = 2,
+  kRow512 = 3,
+  kRow512Deep = 4,
+  kCluster512 = 5,
+  kCluster512Deep = 6,
+  kKernels = 7
+};
 
 struct LaunchShape {
   int32_t threads, cluster, smem_bytes;
@@ -66,7 +83,8 @@ inline bool with_element(int32_t dtype, F&& f) {
   }
 }
 
-// p / d == (p * magic) >> shift for all 0 <= p < 2^31 (round-up method: magic = ceil(2^(31 + s) / d), s = ceil(log2 d)).
+// p / d == (p * magic) >> shift for all 0 <= p < 2^31 (round-up method: magic = ceil(2^(31 + s) / d), s = ceil(log2
+// d)).
 inline void set_page_size(Args& a, int32_t d) {
   int32_t s = 0;
   while ((static_cast<int64_t>(1) << s) < d) ++s;

@@ -1,10 +1,11 @@
 // The one translation unit: launches, and the functions that Python calls through the TVM-FFI C ABI.
 //
 //   select(scores, lengths, row_starts, out_offsets, page_table, row_to_batch, page_table_starts, out, out_positions,
-//          out_scores, counters, k, form, page_size, largest, by_score, kernel, cluster, margin)
+//          out_scores, counters, k, form, page_size, largest, by_score, kernel, cluster, margin, prefetch)
 //   probe(device, kernel, cluster, width, k) -> clusters of that size which the device can run at once
 //
-// Absent tensors are None. Arguments were checked in Python (_checks.py); here only what would be a crash is checked again.
+// Absent tensors are None. Arguments were checked in Python (_checks.py); here only what would be a crash is checked
+// again.
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <tvm/ffi/c_api.h>
@@ -19,8 +20,9 @@ namespace {
 
 constexpr int kMaxDevices = 64;
 
-// Attributes are set once a device and kernel. The first use may happen inside a stream capture of any mode: loading a kernel is
-// no stream operation, but the driver refuses it there unless this thread's capture mode is relaxed for the moment.
+// Attributes are set once a device and kernel. The first use may happen inside a stream capture of any mode: loading a
+// kernel is no stream operation, but the driver refuses it there unless this thread's capture mode is relaxed for the
+// moment.
 template <void (*kKernel)(Args)>
 cudaError_t prepare(int device, int32_t smem_bytes, bool clusters) {
   static std::atomic<int32_t> allowed[kMaxDevices];  // of this kernel: bytes it may use
@@ -29,8 +31,10 @@ cudaError_t prepare(int device, int32_t smem_bytes, bool clusters) {
   cudaError_t e = cudaThreadExchangeStreamCaptureMode(&mode);
   if (e != cudaSuccess) return e;
   e = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
-  if (e == cudaSuccess) e = cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-  if (e == cudaSuccess && clusters) e = cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  if (e == cudaSuccess)
+    e = cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+  if (e == cudaSuccess && clusters)
+    e = cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   cudaThreadExchangeStreamCaptureMode(&mode);
   if (e == cudaSuccess && device < kMaxDevices) {
     int32_t seen = allowed[device].load(std::memory_order_relaxed);
@@ -91,7 +95,8 @@ cudaError_t launch_filter(Args a, int32_t cluster, const Device& device, cudaStr
 }
 
 template <class E>
-cudaError_t launch_select(const Args& given, int32_t kernel, int32_t cluster, bool by_score, const Device& device, cudaStream_t stream) {
+cudaError_t launch_select(const Args& given, int32_t kernel, int32_t cluster, bool by_score, const Device& device,
+                          cudaStream_t stream) {
   Args a = given;
   if (by_score) {
     a.raw = 1;
@@ -146,7 +151,8 @@ int64_t stride_of(const DLTensor* t, int dim) {
 
 IndexVector index_vector(const DLTensor* t) {
   if (!t) return IndexVector{nullptr, 0, 0, 0};
-  // A vector of length 1 (or 0) may come without a data pointer or with any stride; "absent" is told by the argument alone.
+  // A vector of length 1 (or 0) may come without a data pointer or with any stride; "absent" is told by the argument
+  // alone.
   return IndexVector{data_of(t), stride_of(t, 0), t->dtype.bits == 64, 0};
 }
 
@@ -162,16 +168,19 @@ int fail(cudaError_t e, const char* what) {
 }
 
 int select(const TVMFFIAny* v, int32_t n) {
-  if (n != 19) return fail("TypeError", "select: expected 19 arguments");
+  if (n != 20) return fail("TypeError", "select: expected 20 arguments");
   const DLTensor* t[11];
   for (int i = 0; i < 11; ++i) {
     t[i] = tensor_of(v[i]);
-    if (!t[i] && v[i].type_index != kTVMFFINone) return fail("TypeError", "select: arguments 0 to 10 are tensors or None");
+    if (!t[i] && v[i].type_index != kTVMFFINone)
+      return fail("TypeError", "select: arguments 0 to 10 are tensors or None");
   }
   for (int i = 11; i < 18; ++i) {
-    if (v[i].type_index != kTVMFFIInt && v[i].type_index != kTVMFFIBool) return fail("TypeError", "select: arguments 11 to 17 are integers");
+    if (v[i].type_index != kTVMFFIInt && v[i].type_index != kTVMFFIBool)
+      return fail("TypeError", "select: arguments 11 to 17 are integers");
   }
-  if (v[18].type_index != kTVMFFIFloat) return fail("TypeError", "select: margin is a float");
+  if (v[18].type_index != kTVMFFIFloat || v[19].type_index != kTVMFFIInt)
+    return fail("TypeError", "select: margin is a float, prefetch an integer");
   const DLTensor* scores = t[0];
   if (!scores || !t[7]) return fail("TypeError", "select: scores and out are tensors");
   for (const DLTensor* x : t) {
@@ -213,6 +222,7 @@ int select(const TVMFFIAny* v, int32_t n) {
   }
   a.counters = static_cast<uint32_t*>(data_of(t[10]));
   a.margin = static_cast<float>(v[18].v_float64);
+  a.prefetch = static_cast<int32_t>(v[19].v_int64);
   if (a.rows == 0) return 0;
 
   const int device = scores->device.device_id;

@@ -1,7 +1,7 @@
 // order="score": sorts the selected positions of a row by rank and writes them where the call wants them.
 //
-// Second launch of two: the first one (Args::raw) left the positions of each row in `out`. One block a row; bitonic sort of
-// (score key, tie order) in shared memory, 8 bytes a selected position (64 KB at k = 8192). Not a fast path.
+// Second launch of two: the first one (Args::raw) left the positions of each row in `out`. One block a row; bitonic
+// sort of (score key, tie order) in shared memory, 8 bytes a selected position (64 KB at k = 8192). Not a fast path.
 #pragma once
 #include "row.cuh"
 
@@ -15,7 +15,7 @@ struct OrderConfig {
 };
 
 template <class C>
-__global__ void __launch_bounds__(kOrderThreads) order_kernel(const __grid_constant__ Args a) {
+__global__ void __launch_bounds__(kOrderThreads, 1) order_kernel(const __grid_constant__ Args a) {
   using E = typename C::E;
   uint64_t* keys = reinterpret_cast<uint64_t*>(ptx::dynamic_smem());
   const int tid = threadIdx.x;

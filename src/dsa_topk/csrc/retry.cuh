@@ -1,4 +1,5 @@
-// What happens to the rare rows: plateaus, missed brackets, full lists, crowded bins. Each function here finishes the row.
+// What happens to the rare rows: plateaus, missed brackets, full lists, crowded bins. Each function here finishes the
+// row.
 //
 // They are out of line and never return to work in progress, so that the fast path keeps no registers for them.
 #pragma once
@@ -18,7 +19,8 @@ __device__ __forceinline__ uint32_t block_rank() {
 // Causal prefill has its longest rows last: they go first.
 template <class C>
 __device__ __forceinline__ int32_t row_index(const Args& a) {
-  return C::kMulti ? static_cast<int32_t>(blockIdx.x / static_cast<uint32_t>(a.cluster)) : a.rows - 1 - static_cast<int32_t>(blockIdx.x);
+  return C::kMulti ? static_cast<int32_t>(blockIdx.x / static_cast<uint32_t>(a.cluster))
+                   : a.rows - 1 - static_cast<int32_t>(blockIdx.x);
 }
 
 template <class C>
@@ -26,21 +28,26 @@ __device__ __forceinline__ void count_path(const Args& a, uint32_t rank, Path p)
   if (a.counters && rank == 0 && threadIdx.x == 0) atomicAdd(a.counters + p, 1u);
 }
 
-// All bits are set (a barrier is still due): adds up what this row's earlier blocks chose among the candidates, and emits.
+// All bits are set (a barrier is still due): adds up what this row's earlier blocks chose among the candidates, and
+// emits.
 template <class C>
-__device__ __forceinline__ void finish_row(const Args& a, int64_t index, const Row<typename C::E>& row, const Slice& slice, FilterShared<C::kBins>& s, uint8_t* arena, uint32_t* bitmap, uint32_t lower, uint32_t chosen_lower) {
+__device__ __forceinline__ void finish_row(const Args& a, int64_t index, const Row<typename C::E>& row,
+                                           const Slice& slice, FilterShared<C::kBins>& s, uint8_t* arena,
+                                           uint32_t* bitmap, uint32_t lower, uint32_t chosen_lower) {
   if (C::kMulti) {
     chosen_lower = __reduce_add_sync(ptx::kFullMask, chosen_lower);
     if ((threadIdx.x & 31) == 0) s.wb[threadIdx.x >> 5] = chosen_lower;
   }
   __syncthreads();
   if (C::kMulti) lower += warp_sum_first(s.wb, C::kWarps, threadIdx.x & 31);
-  emit_bitmap<C::kThreads>(Output<typename C::E>(a, row, index), slice, bitmap, reinterpret_cast<uint16_t*>(arena), s.wc, static_cast<int32_t>(lower));
+  emit_bitmap<C::kThreads>(Output<typename C::E>(a, row, index), slice, bitmap, reinterpret_cast<uint16_t*>(arena),
+                           s.wc, static_cast<int32_t>(lower));
 }
 
 // Finishes a row whose crossing bin is crowded.
 template <class C>
-__device__ __noinline__ void crowded_row(const Args& a, int entries, float top, float scale, int32_t bin, int32_t need, uint32_t lower) {
+__device__ __noinline__ void crowded_row(const Args& a, int entries, float top, float scale, int32_t bin, int32_t need,
+                                         uint32_t lower) {
   const uint32_t rank = block_rank<C>();
   const int32_t index = row_index<C>(a);
   auto& s = *reinterpret_cast<FilterShared<C::kBins>*>(ptx::dynamic_smem());
@@ -54,21 +61,30 @@ __device__ __noinline__ void crowded_row(const Args& a, int entries, float top, 
   finish_row<C>(a, index, row, slice, s, arena, bitmap, lower, take.lower);
 }
 
-// Moves the bracket to the side where the k-th score must be, above `key` or below it, at the same width (a miss is a near miss).
-// False: no floats are left there.
+// Moves the bracket to the side where the k-th score must be, above `key` or below it: what is left of it on that side,
+// else as much again (a miss is a near miss). False: no floats are left there.
 __device__ __forceinline__ bool move_bracket(Bracket& b, float bottom, float top, uint32_t key, bool above) {
-  const float width = ((b.hi < kHuge ? b.hi : top) - (b.lo > -kHuge ? b.lo : bottom));
+  const float width = (b.hi < kHuge ? b.hi : top) - (b.lo > -kHuge ? b.lo : bottom);
   if (above) {
     if (key >= kKeyPlusInf) return false;
     b.lo = float_of(key + 1u);
-    b.hi = b.lo + width > b.lo ? b.lo + width : INFINITY;
+    if (!(b.hi > b.lo)) b.hi = b.lo + width > b.lo ? b.lo + width : INFINITY;
   } else {
     if (key <= kKeyMinusInf) return false;
     b.hi = float_of(key == 0x80000000u ? 0x7ffffffeu : key - 1u);  // below +0 comes the first negative number, not -0
-    b.lo = b.hi - width < b.hi ? b.hi - width : -INFINITY;
+    if (!(b.lo < b.hi)) b.lo = b.hi - width < b.hi ? b.hi - width : -INFINITY;
   }
   b.set_bins(bottom, top);
   return true;
+}
+
+// Narrows a bracket whose candidates did not fit to the part where their counts put the k-th score: `share` of them lie
+// above it. Scores are spread smoothly over so small a range, or a heavy value is among them and nothing helps.
+__device__ __forceinline__ void narrow_bracket(Bracket& b, float bottom, float top, float share) {
+  const float width = b.bin_hi - b.bin_lo, at = b.bin_hi - share * width;
+  if (at + 0.2f * width < b.hi) b.hi = at + 0.2f * width;
+  if (at - 0.2f * width > b.lo) b.lo = at - 0.2f * width;
+  b.set_bins(bottom, top);
 }
 
 // Finishes a row by the path that is right for every row.
@@ -85,10 +101,11 @@ __device__ __noinline__ void exact_path(const Args& a) {
 
 enum Miss : int32_t { kTooLow, kTooHigh, kFullList, kHeavyValue };  // why the first pass did not settle the row
 
-// Finishes a row whose bracket [lo, hi] lay too low or too high, by one more filtered pass beside it; or whose sample shows a
-// heavy value `key`, by a plateau pass and if need be a filtered pass beside it; or else exactly.
+// Finishes a row whose bracket [lo, hi] lay too low or too high, by one more filtered pass beside it; or whose sample
+// shows a heavy value `key`, by a plateau pass and if need be a filtered pass beside it; or else exactly. `share` of
+// the candidates of a full list are to be taken.
 template <class C>
-__device__ __noinline__ void retry_row(const Args& a, float lo, float hi, Miss miss, uint32_t key) {
+__device__ __noinline__ void retry_row(const Args& a, float lo, float hi, Miss miss, uint32_t key, float share) {
   const uint32_t rank = block_rank<C>();
   const int32_t index = row_index<C>(a);
   using E = typename C::E;
@@ -103,7 +120,8 @@ __device__ __noinline__ void retry_row(const Args& a, float lo, float hi, Miss m
   b.hi = hi;
   bool possible;
   if (miss == kHeavyValue) {
-    const PlateauResult r = plateau_row<C>(a, row, slice, key, rank, bitmap, reinterpret_cast<uint32_t*>(arena), s.heads, s.wa, s.wb);
+    const PlateauResult r =
+        plateau_row<C>(a, row, slice, key, rank, bitmap, reinterpret_cast<uint32_t*>(arena), s.heads, s.wa, s.wb);
     if (r.verdict == 0) {
       count_path<C>(a, rank, kPlateau);
       finish_row<C>(a, index, row, slice, s, arena, bitmap, r.lower, 0);
@@ -111,19 +129,26 @@ __device__ __noinline__ void retry_row(const Args& a, float lo, float hi, Miss m
     }
     possible = move_bracket(b, s.bottom, s.top, key, r.verdict > 0);
   } else {
-    possible = miss != kFullList && move_bracket(b, s.bottom, s.top, key_of(miss == kTooLow ? hi : lo), miss == kTooLow);
+    b.set_bins(s.bottom, s.top);
+    possible = true;
+    if (miss == kFullList) {
+      narrow_bracket(b, s.bottom, s.top, share);
+    } else {
+      possible = move_bracket(b, s.bottom, s.top, key_of(miss == kTooLow ? hi : lo), miss == kTooLow);
+    }
   }
   ptx::row_sync<C::kMulti>();  // the counts of the pass before were read everywhere
   if (possible) {
     if (threadIdx.x == 0) s.spill_count = 0;
+    for (int i = threadIdx.x; i < C::kBins; i += C::kThreads) s.hist[i] = 0;  // the first pass may have counted
     __syncthreads();
     const int entries = stream_filter<C, 4>(row, slice, b.lo, b.hi, bitmap, candidates);
-    const Tally t = tally<C>(a, s, candidates, entries, rank, bitmap, slice.last - slice.first);
+    const float scale = histogram_scale<C::kBins>(b.bin_lo, b.bin_hi);
+    const Tally t = tally<C>(a, s, candidates, entries, b.bin_hi, scale, rank, bitmap, slice.last - slice.first);
     if (t.holds()) {
       count_path<C>(a, rank, kSecondTry);
       Taker<C> take{bitmap, slice.first, slice.last, 0};
       if (t.need > 0) {
-        const float scale = histogram_scale<C::kBins>(b.bin_lo, b.bin_hi);
         const Found crossing = crossing_bin<C>(candidates, entries, b.bin_hi, scale, t.need);
         if (crossing.count <= kTieCap) {
           take_ranked<C>(a, candidates, entries, b.bin_hi, scale, crossing, t.need - crossing.above, take);

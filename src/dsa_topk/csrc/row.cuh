@@ -75,23 +75,42 @@ struct Output {
     return static_cast<int32_t>(physical * size + (p - page * size));
   }
 
-  // `count` positions base + staged[i] to the slots from `slot` on, by one warp. What is common is done without a test a slot.
-  __device__ __forceinline__ void put_staged(int32_t slot, uint32_t base, const uint16_t* staged, int32_t count, int lane) const {
+  // `count` positions base + staged[i] to the slots from `slot` on, by one warp. What is common is done without a test
+  // a slot.
+  __device__ __forceinline__ void put_staged(int32_t slot, uint32_t base, const uint16_t* staged, int32_t count,
+                                             int lane) const {
     int32_t* to = out + slot;
     if (positions || scores || a.raw) {
 #pragma unroll 1
       for (int32_t i = lane; i < count; i += 32) put(slot + i, base + staged[i]);
     } else if (a.form == kPaged) {
       const uint32_t size = static_cast<uint32_t>(a.page_size);
-#pragma unroll 4
-      for (int32_t i = lane; i < count; i += 32) {
-        const uint32_t p = base + staged[i], page = static_cast<uint32_t>((static_cast<uint64_t>(p) * a.page_magic) >> a.page_shift);
-        to[i] = static_cast<int32_t>(p + (static_cast<uint32_t>(reinterpret_cast<const int32_t*>(row.where)[page]) - page) * size);
+      const uint32_t* pages = reinterpret_cast<const uint32_t*>(row.where);
+      for (int32_t i0 = lane; i0 < count; i0 += 128) {  // four look-ups under way
+        uint32_t p[4], page[4], physical[4];
+#pragma unroll
+        for (int u = 0; u < 4; ++u) {
+          p[u] = base + (i0 + u * 32 < count ? staged[i0 + u * 32] : 0u);
+          page[u] = static_cast<uint32_t>((static_cast<uint64_t>(p[u]) * a.page_magic) >> a.page_shift);
+          if (i0 + u * 32 < count) physical[u] = pages[page[u]];
+        }
+#pragma unroll
+        for (int u = 0; u < 4; ++u) {
+          if (i0 + u * 32 < count) to[i0 + u * 32] = static_cast<int32_t>(p[u] + (physical[u] - page[u]) * size);
+        }
       }
     } else {
       const uint32_t add = base + static_cast<uint32_t>(row.where);
-#pragma unroll 4
-      for (int32_t i = lane; i < count; i += 32) to[i] = static_cast<int32_t>(add + staged[i]);
+      int32_t i = lane;
+      for (; i + 96 < count; i += 128) {
+        const uint32_t p0 = staged[i], p1 = staged[i + 32], p2 = staged[i + 64], p3 = staged[i + 96];
+        to[i] = static_cast<int32_t>(add + p0);
+        to[i + 32] = static_cast<int32_t>(add + p1);
+        to[i + 64] = static_cast<int32_t>(add + p2);
+        to[i + 96] = static_cast<int32_t>(add + p3);
+      }
+#pragma unroll 1
+      for (; i < count; i += 32) to[i] = static_cast<int32_t>(add + staged[i]);
     }
   }
 

@@ -24,8 +24,8 @@ __device__ __forceinline__ float clip(float x) {
   return fminf(fmaxf(x, -kHuge), kHuge);  // fmaxf(NaN, y) is y
 }
 
-// Position of the first of 16 neighbouring samples: piece `g` of `kPieces` in [0, span), jittered, 64-byte aligned where the
-// scores are (scattered 4-byte reads would fetch a whole DRAM atom each).
+// Position of the first of 16 neighbouring samples: piece `g` of `kPieces` in [0, span), jittered, 64-byte aligned
+// where the scores are (scattered 4-byte reads would fetch a whole DRAM atom each).
 template <int kPieces>
 __device__ __forceinline__ int32_t piece_start(uint32_t g, int32_t span, int32_t shift) {
   uint32_t h = g * 0x9E3779B1u;
@@ -37,7 +37,8 @@ __device__ __forceinline__ int32_t piece_start(uint32_t g, int32_t span, int32_t
 }
 
 template <class C>
-__device__ __forceinline__ Bracket sample_bracket(const Args& a, const Row<typename C::E>& row, int32_t shift, FilterShared<C::kBins>& s) {
+__device__ __forceinline__ Bracket sample_bracket(const Args& a, const Row<typename C::E>& row, int32_t shift,
+                                                  FilterShared<C::kBins>& s) {
   constexpr int kThreads = C::kThreads, kBins = C::kBins, kN = C::kSamples;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
   float v[kN];
@@ -46,7 +47,8 @@ __device__ __forceinline__ Bracket sample_bracket(const Args& a, const Row<typen
   constexpr int kPieces = kThreads * kN / 64;
 #pragma unroll
   for (int i = 0; i < kN; i += 4) {
-    const int32_t p = piece_start<kPieces>(static_cast<uint32_t>((i / 4 * kThreads + tid) >> 4), quarter, shift) + (tid & 15);
+    const int32_t p =
+        piece_start<kPieces>(static_cast<uint32_t>((i / 4 * kThreads + tid) >> 4), quarter, shift) + (tid & 15);
 #pragma unroll
     for (int q = 0; q < 4; ++q) v[i + q] = C::E::value(ptx::ld_stream(row.window + p + q * quarter));
   }
@@ -56,14 +58,15 @@ __device__ __forceinline__ Bracket sample_bracket(const Args& a, const Row<typen
     s.tie_count = 0;
     s.spill_count = 0;
   }
-  float top = -kHuge, bottom = kHuge;
+  float top = -kHuge, bottom = kHuge;  // of the samples above the clipped lowest, which would stretch every bin
 #pragma unroll
   for (int i = 0; i < kN; ++i) {
     v[i] = clip(v[i]);
     top = fmaxf(top, v[i]);
-    bottom = fminf(bottom, v[i]);
+    bottom = v[i] > -kHuge ? fminf(bottom, v[i]) : bottom;
   }
-  const uint32_t warp_top = __reduce_max_sync(ptx::kFullMask, key_of(top)), warp_bottom = __reduce_min_sync(ptx::kFullMask, key_of(bottom));
+  const uint32_t warp_top = __reduce_max_sync(ptx::kFullMask, key_of(top)),
+                 warp_bottom = __reduce_min_sync(ptx::kFullMask, key_of(bottom));
   if (lane == 0) {
     s.wb[warp] = warp_top;
     s.wc[warp] = warp_bottom;
@@ -78,9 +81,11 @@ __device__ __forceinline__ Bracket sample_bracket(const Args& a, const Row<typen
   }
 
   // Ranks of the bracket's ends: mean -/+ margin standard deviations of the k-th score's rank in the sample.
-  const float total = static_cast<float>(kThreads * kN), share = static_cast<float>(a.k) / static_cast<float>(row.n);
+  const float total = static_cast<float>(kThreads * kN),
+              share = __fdividef(static_cast<float>(a.k), static_cast<float>(row.n));
   const float rank = share * total, sigma = ptx::sqrt_approx(rank * (1.0f - share));
-  const int32_t rank_lo = static_cast<int32_t>(rank + a.margin * sigma + 2.0f), rank_hi = static_cast<int32_t>(rank - a.margin * sigma - 2.0f);
+  const int32_t rank_lo = static_cast<int32_t>(rank + a.margin * sigma + 2.0f),
+                rank_hi = static_cast<int32_t>(rank - a.margin * sigma - 2.0f);
 
   Bracket b;
   b.plateau = false;
@@ -92,9 +97,10 @@ __device__ __forceinline__ Bracket sample_bracket(const Args& a, const Row<typen
     if (!(width > 0.0f)) {
       b.lo = b.hi = bottom;
       b.plateau = true;
+      if (top < bottom) b.key = kKeyMinusInf;  // nothing but the lowest
       break;
     }
-    const float scale = static_cast<float>(kBins) / (top - bottom);
+    const float scale = __fdividef(static_cast<float>(kBins), top - bottom);
 #pragma unroll
     for (int i = 0; i < kN; ++i) {
       if (v[i] >= bottom && v[i] <= top) atomicAdd(&s.hist[bin_of<kBins>(v[i], top, scale)], 1u);
@@ -106,7 +112,13 @@ __device__ __forceinline__ Bracket sample_bracket(const Args& a, const Row<typen
     b.lo = lo.bin < 0 ? -INFINITY : top - static_cast<float>(lo.bin + 1) * width;
     b.hi = hi.bin < 0 ? (round ? top : INFINITY) : top - static_cast<float>(hi.bin) * width;
     const int32_t inside = (lo.bin < 0 ? kThreads * kN - above : lo.above + lo.count) - (hi.bin < 0 ? 0 : hi.above);
-    // Far more samples inside than the two ranks explain: outliers stretched the bins, or one value is heavy. Look closer.
+    // Far more samples inside than the two ranks explain: outliers stretched the bins, or one value is heavy. Look
+    // closer.
+    if (lo.bin < 0 && rank_lo <= kThreads * kN) {  // the bracket reaches into the clipped lowest: masks of -inf
+      b.plateau = true;
+      b.key = kKeyMinusInf;
+      break;
+    }
     if (lo.bin < 0 || inside <= 2 * (rank_lo - rank_hi) + 8) break;
     if (round == 3) {
       b.plateau = true;
@@ -118,7 +130,7 @@ __device__ __forceinline__ Bracket sample_bracket(const Args& a, const Row<typen
     __syncthreads();  // everyone has read s.found
   }
   b.set_bins(sample_bottom, sample_top);
-  if (b.plateau) {  // the heaviest value of the bracket, over all warps
+  if (b.plateau && b.key == 0u) {  // the heaviest value of the bracket, over all warps
 #pragma unroll
     for (int i = 0; i < kN; i += 4) {
       const bool in = v[i] >= b.lo && v[i] <= b.hi;
@@ -126,12 +138,13 @@ __device__ __forceinline__ Bracket sample_bracket(const Args& a, const Row<typen
       const uint32_t alike = __popc(__match_any_sync(ptx::kFullMask, key));  // by every lane: never inside a branch
       const uint32_t count = in ? alike : 0u;
       const uint32_t most = __reduce_max_sync(ptx::kFullMask, count << 5 | lane);
-      if (lane == static_cast<int>(most & 31u) && count) atomicMax(&s.mode, static_cast<unsigned long long>(count) << 32 | key);
+      if (lane == static_cast<int>(most & 31u) && count)
+        atomicMax(&s.mode, static_cast<unsigned long long>(count) << 32 | key);
     }
     __syncthreads();
     const float heavy = float_of(static_cast<uint32_t>(s.mode));
     // Undo the clipping: the ends stand for the infinities (should it be NaN, the plateau pass will say so).
-    b.key = s.mode == 0 ? 0u : heavy >= kHuge ? kKeyPlusInf : heavy <= -kHuge ? kKeyMinusInf : key_of(heavy);
+    b.key = s.mode == 0 ? kKeyMinusInf : heavy >= kHuge ? kKeyPlusInf : heavy <= -kHuge ? kKeyMinusInf : key_of(heavy);
   }
   return b;
 }

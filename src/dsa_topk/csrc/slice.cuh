@@ -1,4 +1,5 @@
-// How the blocks of a row share it: contiguous slices of 32-score words, one bit a score in a block's shared-memory bitmap.
+// How the blocks of a row share it: contiguous slices of 32-score words, one bit a score in a block's shared-memory
+// bitmap.
 #pragma once
 #include "block.cuh"
 #include "row.cuh"
@@ -7,8 +8,8 @@ namespace dsa {
 
 constexpr int kMaxCluster = 16;
 
-// Bit b of the row's bitmap is position b - shift; words [first, last) are this block's. Words are aligned to 128 bytes of
-// memory (64 for 16-bit scores), so that a warp reads whole cache lines whatever the window's start.
+// Bit b of the row's bitmap is position b - shift; words [first, last) are this block's. Words are aligned to 128 bytes
+// of memory (64 for 16-bit scores), so that a warp reads whole cache lines whatever the window's start.
 struct Slice {
   int32_t shift, first, last;
 };

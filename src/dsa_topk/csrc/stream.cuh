@@ -6,10 +6,11 @@ namespace dsa {
 
 // One pass over the block's words: bits above hi to the bitmap, candidates to the lists. Returns this thread's entries.
 //
-// Loads run 8 to 16 words ahead of the tests, in two register sets that take turns: what is being tested is never copied, and
-// an SM has some 50 KB under way, which is what the latency of a busy memory asks for.
+// Loads run 8 to 16 words ahead of the tests, in two register sets that take turns: what is being tested is never
+// copied, and an SM has some 50 KB under way, which is what the latency of a busy memory asks for.
 template <class C, int kBatch = C::kBatch>
-__device__ __forceinline__ int stream_filter(const Row<typename C::E>& row, const Slice& slice, float lo, float hi, uint32_t* bitmap, const Candidates<C>& lists) {
+__device__ __forceinline__ int stream_filter(const Row<typename C::E>& row, const Slice& slice, float lo, float hi,
+                                             uint32_t* bitmap, const Candidates<C>& lists) {
   constexpr int kThreads = C::kThreads, kWarps = C::kWarps, kStep = C::kThreads * 8;
   using E = typename C::E;
   using Bits = typename E::Bits;
@@ -86,7 +87,8 @@ __device__ __forceinline__ int stream_filter(const Row<typename C::E>& row, cons
   const auto edge = [&](int32_t word) {
     const int32_t p = word * 32 + lane - slice.shift;
     const Bits v = p >= 0 && p < row.n ? ptx::ld_stream(row.window + p) : E::kNaN;
-    const uint32_t ballot = ptx::filter_step<kStep>(E::value(v), lo, hi, static_cast<uint32_t>(word) * 32u + lane, cursor);
+    const uint32_t ballot =
+        ptx::filter_step<kStep>(E::value(v), lo, hi, static_cast<uint32_t>(word) * 32u + lane, cursor);
     if (lane == 0) bitmap[word - slice.first] = ballot;
   };
   if (warp == 0 && head == 1 && slice.first == 0 && slice.last > 0) edge(0);
@@ -99,6 +101,7 @@ __device__ __forceinline__ int stream_filter(const Row<typename C::E>& row, cons
 template <int kThreads>
 __device__ __forceinline__ uint32_t count_bits(const uint32_t* bitmap, int32_t words) {
   uint32_t sum = 0;
+#pragma unroll 2
   for (int32_t i = threadIdx.x; i < words; i += kThreads) sum += __popc(bitmap[i]);
   return sum;
 }

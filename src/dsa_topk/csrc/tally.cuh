@@ -1,8 +1,11 @@
 // The row's counts after a pass: did the bracket hold?
 #pragma once
+#include "choose.cuh"
 #include "stream.cuh"
 
 namespace dsa {
+
+constexpr uint32_t kFull = 0x80000000u;  // in BlockCounts::more: counted, but they did not fit
 
 // What a block knows after its counts met those of the row's other blocks.
 struct Tally {
@@ -14,13 +17,18 @@ struct Tally {
   __device__ __forceinline__ bool holds() const { return !full && need >= 0 && need <= static_cast<int32_t>(entries); }
 };
 
-// Counts sure winners and candidates of the row; with kMulti sends this block's candidates to all blocks first.
+// Counts sure winners and candidates of the row, and the candidates by bin: at once where they are all this block's;
+// with kMulti they go to all blocks of the row first, and crossing_bin counts them.
 template <class C>
-__device__ __forceinline__ Tally tally(const Args& a, FilterShared<C::kBins>& s, const Candidates<C>& lists, int entries, uint32_t rank, const uint32_t* bitmap, int32_t words) {
+__device__ __forceinline__ Tally tally(const Args& a, FilterShared<C::kBins>& s, const Candidates<C>& lists,
+                                       int entries, float top, float scale, uint32_t rank, const uint32_t* bitmap,
+                                       int32_t words) {
   constexpr int kThreads = C::kThreads;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
-  const uint32_t inclusive = C::kMulti ? warp_inclusive_sum(static_cast<uint32_t>(entries), lane) : __reduce_add_sync(ptx::kFullMask, static_cast<uint32_t>(entries));
+  const uint32_t inclusive = C::kMulti ? warp_inclusive_sum(static_cast<uint32_t>(entries), lane)
+                                       : __reduce_add_sync(ptx::kFullMask, static_cast<uint32_t>(entries));
   if (lane == 31) s.wc[warp] = inclusive;
+  if (!C::kMulti) lists.each_own(entries, [&](const Entry& e) { count_in_bin<C>(s, e, top, scale); });
   __syncthreads();  // bitmap and spill list are complete too
   const uint32_t sure = __reduce_add_sync(ptx::kFullMask, count_bits<kThreads>(bitmap, words));
   if (lane == 0) s.wb[warp] = sure;
@@ -39,7 +47,7 @@ __device__ __forceinline__ Tally tally(const Args& a, FilterShared<C::kBins>& s,
     }
     __syncthreads();
     const uint32_t block_sure = warp_sum_first(s.wb, C::kWarps, lane);
-    if (tid < a.cluster) ptx::map_shared(s.heads, tid)[rank] = BlockCounts{block_sure, fits ? mine : 0xffffffffu};
+    if (tid < a.cluster) ptx::map_shared(s.heads, tid)[rank] = BlockCounts{block_sure, fits ? mine : mine | kFull};
     ptx::row_sync<true>();
     uint32_t all = 0;
     t = Tally{0, 0, 0, false};
@@ -47,11 +55,12 @@ __device__ __forceinline__ Tally tally(const Args& a, FilterShared<C::kBins>& s,
       const BlockCounts h = s.heads[r];
       if (r == static_cast<int32_t>(rank)) t.lower = all;
       all += h.selected;
-      t.full = t.full || h.more == 0xffffffffu;
-      t.entries += h.more;
+      t.full = t.full || (h.more & kFull);
+      t.entries += h.more & ~kFull;
     }
     t.need = a.k - static_cast<int32_t>(all);
   } else {
+    if (spilled <= C::kSpill) lists.each_spilled([&](const Entry& e) { count_in_bin<C>(s, e, top, scale); });
     __syncthreads();
     t.need = a.k - static_cast<int32_t>(warp_sum_first(s.wb, C::kWarps, lane));
     t.entries = warp_sum_first(s.wc, C::kWarps, lane) + spilled;
