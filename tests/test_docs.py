@@ -18,7 +18,16 @@ from dsa_topk import cli
 from dsa_topk.io import TENSOR_NAMES
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
+PAGES = sorted(
+    {*DOCUMENTS, *(path for folder in ("src", "tests", "requirements") for path in (ROOT / folder).rglob("*.md"))}
+)
+SOURCES = sorted(
+    path
+    for folder in ("src", "tests", "tools", "benchmarks")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in (".py", ".sh", ".cu", ".cuh", ".h", ".cpp") and ".emulator" not in path.parts
+)
 OURS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "contract.md", ROOT / "docs" / "integrate.md"]
 
 
@@ -75,7 +84,7 @@ def test_examples_run_as_written(path: Path, code: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("path", OURS, ids=name)
+@pytest.mark.parametrize("path", PAGES, ids=name)
 def test_links_lead_to_files_and_headings(path: Path) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", path.read_text()):
         if "://" in target:
@@ -97,10 +106,49 @@ def test_dotted_names_exist(path: Path) -> None:
         assert hasattr(importlib.import_module(module), attribute) or importlib.import_module(dotted), dotted
 
 
-@pytest.mark.parametrize("path", OURS, ids=name)
+#: Files that are named although they are not here: the engines' own, and what commands write.
+ELSEWHERE = re.compile(r"srt/|benchmarks/results/|results/<|tests/results/.*\.json$|<gpu>\.json$|NAME\.")
+_FILE = r"[\w./*<>-]+\.(?:py|cu|cuh|h|cpp|sh|md|toml|txt|json|safetensors)"
+_FOLDER = r"(?:\.ci|src|docs|tests|tools|benchmarks|requirements|csrc)/[\w./*<>-]*"
+
+
+def named_files(text: str) -> set[str]:
+    """Return the files and folders that a page names: in backquotes, or anywhere by their path from the root."""
+    quoted = re.findall(
+        rf"`({_FILE}|{_FOLDER}|[\w-]+(?:/[\w-]+)*/)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    )
+    paths = re.findall(rf"(?<![\w./-])(?={_FOLDER})({_FILE})(?![\w/])", text)  # commands and comments too
+    return {file for file in [*quoted, *paths] if not ELSEWHERE.search(file)}
+
+
+def is_there(file: str, page: Path) -> bool:
+    """Whether a page's name for a file leads to one: from the root, the package, its parts, or the page's folder."""
+    package = ROOT / "src" / "dsa_topk"
+    places = (ROOT, page.parent, ROOT / "src", package, package / "csrc", ROOT / "tests")
+    return any(next(place.glob(file), None) if "*" in file else (place / file).exists() for place in places)
+
+
+def test_a_page_that_names_a_missing_file_is_noticed() -> None:
+    text = "See `tools/gone.sh`, `gone.md` and `gone/`.\n```\npython benchmarks/gone.py\n```\n"
+    named = named_files(text)
+    assert named == {"tools/gone.sh", "gone.md", "gone/", "benchmarks/gone.py"}
+    assert not any(is_there(file, ROOT / "README.md") for file in named)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
 def test_files_named_in_the_text_exist(path: Path) -> None:
-    for file in re.findall(r"`((?:src|docs|tests|tools)/[\w./-]+)`", path.read_text()):
-        assert (ROOT / file).exists(), file
+    missing = sorted(file for file in named_files(path.read_text()) if not is_there(file, path))
+    assert not missing
+
+
+def test_pages_named_in_the_sources_exist() -> None:
+    """Comments and messages that send a reader to a page."""
+    known = {page.name for page in PAGES}
+    for source in SOURCES:
+        if source == Path(__file__):  # names missing ones on purpose
+            continue
+        for page in re.findall(r"[\w./-]*\w\.md\b", source.read_text()):
+            assert is_there(page, source) if "/" in page else page in known, f"{name(source)}: {page}"
 
 
 @pytest.mark.parametrize("function", ["topk_positions", "topk_ragged", "topk_paged"])
@@ -124,10 +172,17 @@ def test_the_contract_names_every_tensor_of_a_batch_file() -> None:
 
 
 def test_every_environment_variable_is_in_the_readme() -> None:
-    """Those that the sources mention in quotes or backquotes, so that a new one cannot go undocumented."""
+    """Those that the sources mention in quotes or backquotes, so that a new one cannot go undocumented.
+
+    Of the tests and tools, those that are read.
+    """
     sources = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
     ours = set(re.findall(r"[\"'`](DSA_TOPK_[A-Z_]+[A-Z])\b", sources))
+    read = r"environ(?:\.get\(|\[)\"([A-Z_]+)\""
+    elsewhere = {n for path in SOURCES for n in re.findall(read, path.read_text())} - {"CI", "PATH", "PYTHONPATH"}
+    ours |= {variable for variable in elsewhere if variable.startswith("DSA_TOPK_")}
     readme = (ROOT / "README.md").read_text()
+    assert all(f"`{variable}`" in readme for variable in elsewhere), elsewhere
     documented = set(re.findall(r"^\| `(DSA_TOPK_[A-Z_]+)`", readme, re.MULTILINE))
     assert ours >= documented, "documented but not read"
     assert documented >= ours, "read but not documented"

@@ -687,6 +687,18 @@ def test_an_unknown_setting_raises_and_names_itself(name, monkeypatch):
         TORCH.topk_func(torch.zeros(1, 4), ints([4], "cpu"), 2)
 
 
+@pytest.mark.parametrize("word", ["1", "true", "yes", "y", "on", "ON"])
+def test_a_switch_takes_every_word_for_on(word, monkeypatch):
+    monkeypatch.setenv("SGLANG_DSA_TOPK_FLASHINFER_DETERMINISTIC", word)
+    assert Settings.from_env().flashinfer_deterministic is True
+
+
+@pytest.mark.parametrize("word", ["0", "false", "no", "n", "off", "OFF"])
+def test_a_switch_takes_every_word_for_off(word, monkeypatch):
+    monkeypatch.setenv("SGLANG_DSA_FUSE_TOPK", word)
+    assert Settings.from_env().fuse is False
+
+
 def test_settings_from_the_environment(monkeypatch):
     assert Settings.from_env() == Settings()
     for name, value in zip(ENVIRONMENT, ("no", "False", "1", "large", "largest", "wide"), strict=True):

@@ -4,7 +4,7 @@
     python tools/sanitize.py --tool racecheck --limit 120
 
 Exit code 0: no tool found an error; a machine that refuses a tool is reported as such and counts as no finding.
-1: findings, a wrong result or a time-out. 2: wrong use.
+1: findings, a wrong result or a time-out. 2: compute-sanitizer is not installed, or wrong use.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found; a machine that refuses the tool finds nothing."""
-        return self.outcome in ("clean", "refused", "missing")
+        """Whether nothing was found; a machine that refuses the tool finds nothing, one without it has not looked."""
+        return self.outcome in ("clean", "refused")
 
 
 def find_tool() -> str | None:
@@ -151,7 +151,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tool", choices=TOOLS, action="append", help="only this one; may be given again")
     parser.add_argument("--limit", type=float, default=90, help="seconds for each tool (default 90)")
     options = parser.parse_args(arguments)
-    return 0 if all(outcome.ok for outcome in run_all(options.tool or TOOLS, limit=options.limit).values()) else 1
+    outcomes = run_all(options.tool or TOOLS, limit=options.limit).values()
+    if any(outcome.outcome == "missing" for outcome in outcomes):
+        return 2
+    return 0 if all(outcome.ok for outcome in outcomes) else 1
 
 
 if __name__ == "__main__":

@@ -44,35 +44,20 @@ inline void complete_meeting(Warp& w, Rendezvous& r) {
   };
   bool common = true;
   switch (r.op) {
-    case Op::sync:
-      break;
-    case Op::ballot:
-      each([&](unsigned l) { all |= (r.value[l] != 0 ? 1ull : 0ull) << l; });
-      break;
-    case Op::add:
-      each([&](unsigned l) { all += r.value[l]; });
-      break;
-    case Op::min_u:
-      fold([](uint64_t a, uint64_t b) { return std::min(a, b); });
-      break;
-    case Op::max_u:
-      fold([](uint64_t a, uint64_t b) { return std::max(a, b); });
-      break;
+    case Op::sync: break;
+    case Op::ballot: each([&](unsigned l) { all |= (r.value[l] != 0 ? 1ull : 0ull) << l; }); break;
+    case Op::add: each([&](unsigned l) { all += r.value[l]; }); break;
+    case Op::min_u: fold([](uint64_t a, uint64_t b) { return std::min(a, b); }); break;
+    case Op::max_u: fold([](uint64_t a, uint64_t b) { return std::max(a, b); }); break;
     case Op::min_s:
       fold([](uint64_t a, uint64_t b) { return to_bits(std::min(from_bits<int32_t>(a), from_bits<int32_t>(b))); });
       break;
     case Op::max_s:
       fold([](uint64_t a, uint64_t b) { return to_bits(std::max(from_bits<int32_t>(a), from_bits<int32_t>(b))); });
       break;
-    case Op::land:
-      fold([](uint64_t a, uint64_t b) { return a & b; });
-      break;
-    case Op::lor:
-      fold([](uint64_t a, uint64_t b) { return a | b; });
-      break;
-    case Op::lxor:
-      each([&](unsigned l) { all ^= r.value[l]; });
-      break;
+    case Op::land: fold([](uint64_t a, uint64_t b) { return a & b; }); break;
+    case Op::lor: fold([](uint64_t a, uint64_t b) { return a | b; }); break;
+    case Op::lxor: each([&](unsigned l) { all ^= r.value[l]; }); break;
     case Op::match_all: {
       bool same = true;
       each([&](unsigned l) { same &= r.value[l] == r.value[first]; });

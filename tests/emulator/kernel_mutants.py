@@ -1,7 +1,8 @@
 """Planted faults in the kernels of src/dsa_topk/csrc. ``hint`` names the case groups (cases.py) that should notice.
 
-Kinds of fault-cases.md that stand behind them: truncated candidate buffers, coarse keys, integers that wrap or are not
-clamped, tie order by arrival, missing barriers and waits, wrong page arithmetic, reads outside of the window.
+Kinds of known faults (docs/conformance.md, "The cases") that stand behind them: truncated candidate buffers, coarse
+keys, integers that wrap or are not clamped, tie order by arrival, missing barriers and waits, wrong page arithmetic,
+reads outside of the window.
 """
 
 from __future__ import annotations

@@ -256,24 +256,16 @@ __global__ void faults(const __grid_constant__ Args a) {
       if (t == 0) cpu::mbarrier_arrive(bar);
       cpu::mbarrier_wait(bar, 0);
       break;
-    case 6:
-      cpu::mbarrier_wait(bar, 0);
-      break;
+    case 6: cpu::mbarrier_wait(bar, 0); break;
     case 7:
       if (t == 0) __shfl_sync(~1u, 1, 0);
       break;
     case 8:
       while (*reinterpret_cast<volatile int*>(a.out) != 0x1234567) cpu::backoff();
       break;
-    case 9:
-      cpu::dynamic_smem()[cpu::dynamic_smem_size()] = 1;
-      break;
-    case 10:
-      a.out[a.n] = 1;
-      break;
-    case 11:
-      const_cast<int*>(a.in)[t] += 1;
-      break;
+    case 9: cpu::dynamic_smem()[cpu::dynamic_smem_size()] = 1; break;
+    case 10: a.out[a.n] = 1; break;
+    case 11: const_cast<int*>(a.in)[t] += 1; break;
     case 12:
       if (t == 0) {
         cpu::mbarrier_init(bar, 1);
@@ -289,14 +281,9 @@ __global__ void faults(const __grid_constant__ Args a) {
     case 14:
       if (t == 0) a.out[0] = a.in[a.n];
       break;  // a read past the end
-    case 15:
-      cpu::cluster_wait();
-      break;
-    case 16:
-      *static_cast<volatile int*>(nullptr) = 1;
-      break;
-    default:
-      break;
+    case 15: cpu::cluster_wait(); break;
+    case 16: *static_cast<volatile int*>(nullptr) = 1; break;
+    default: break;
   }
   if (t == 0) a.out[0] = 4711;
 }

@@ -12,7 +12,8 @@ usage: tools/peers/build.sh [target ...]          default: probe v2 ds
   ds        DeepSelect fp32 with page table (buckets 512, 1024, 4096) and without (4096)
   ds-bf16   DeepSelect bf16, the same buckets
   fi        FlashInfer's top-k module (radix and filtered; a minute or two of compile)
-  floor     our read floor, and shared/peers-bench's when it is there (benchmarks/check_floor.py compares them)
+  floor     our read floor; also a second one, not in the repository, where its source is at hand (benchmarks/check_floor.py
+            compares the two)
 settings (environment)
   PEERS_WORK  unpacked wheels and objects (default /tmp/bench-peers)   OUT   shared objects (default <repo>/.peers/so)
   C8, C16     answers of sglang's probe on the target GPU (default 30 and 7: an H200)
@@ -32,7 +33,7 @@ c8=${C8:-30}
 c16=${C16:-7}
 arch=(-gencode=arch=compute_90a,code=sm_90a)
 
-# The versions that peers-h200.md measured.
+# The versions that the recorded benchmarks compare with.
 sglang_version=0.5.23
 tvm_ffi_version=0.1.15.post2
 flashinfer_version=0.7.4
@@ -147,6 +148,7 @@ floor() { # the one object here that is ours: for GPU machines without nvcc
   local theirs
   "$cuda/bin/nvcc" -shared -Xcompiler=-fPIC,-fvisibility=hidden -std=c++17 -O3 "${arch[@]}" \
     "$repo/src/dsa_topk/bench/csrc/floor.cu" -o "$out/dsa_floor.so"
+  # Outside of the repository: a folder that some checkouts have inside or beside them.
   for theirs in "$repo/shared/peers-bench/floors.cu" "$repo/../shared/peers-bench/floors.cu"; do
     [[ -e $theirs ]] || continue
     "$cuda/bin/nvcc" -shared -Xcompiler=-fPIC -O3 "${arch[@]}" "$theirs" -o "$out/floors.so"

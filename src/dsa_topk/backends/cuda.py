@@ -14,7 +14,9 @@ from dsa_topk._call import FORMS, Call
 from dsa_topk.backends import Capabilities
 
 name = "cuda"
-capabilities = Capabilities(device_types=("cuda",), note="one launch, ordered, always graph-safe")
+capabilities = Capabilities(
+    device_types=("cuda",), note='one launch (two for order="score"), ordered by position, always graph-safe'
+)
 
 _FORM_NUMBER = {form: number for number, form in enumerate(FORMS)}
 _modules: dict[int, tuple[Any, _plan.DeviceLimits]] = {}  # by device index

@@ -8,4 +8,5 @@ if __name__ == "__main__":
     try:
         sys.exit(run(parse(sys.argv[1:])))
     except ValueError as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)  # as dsa-topk bench: 1 is a wrong result

@@ -56,10 +56,9 @@ def run(options: Options, *, timer: Timer | None = None, progress: bool = True) 
     if not selected:
         raise ValueError(f"only: no case of {', '.join(options.suites)} meets {options.only!r}")
     names = peers.resolve(options.peers)
-    if options.device == "auto":
-        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    else:
-        device = torch.device(options.device)
+    device = chosen_device(options.device)
+    if device.type == "cpu":
+        print("CPU: this times the reference, not the kernels")
     record, message = resume(options.json, make_header(device, options.command))
     if message:
         print(message)
@@ -83,6 +82,28 @@ def run(options: Options, *, timer: Timer | None = None, progress: bool = True) 
         options.variants or options.suites == ["packed"],
     )
     return _run(session, selected, options, progress)
+
+
+def chosen_device(name: str) -> torch.device:
+    """The device to time on.
+
+    Raises
+    ------
+    ValueError
+        When it is neither ``auto`` nor a CPU or CUDA device of this machine.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return torch.device("cuda", torch.cuda.current_device()) if count else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device: expected auto, cpu, cuda or cuda:N, got {name!r}")
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ValueError(f"--device: {name!r} is not there; torch sees {count} CUDA devices")
+    return device
 
 
 def _run(session: Session, selected: list[Case], options: Options, progress: bool) -> int:

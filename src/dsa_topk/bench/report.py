@@ -61,7 +61,7 @@ def summary(row: Row) -> str:
     if row.floor_ratio is not None:
         text += f", {row.floor_ratio:.2f}x floor"
     if row.best_peer is not None and row.speedup is not None:
-        text += f", {row.speedup:.2f}x {row.best_peer[0]}"
+        text += f", {row.speedup:.2f}x as fast as {row.best_peer[0]}"
     return text
 
 
@@ -102,7 +102,7 @@ def table(rows: Sequence[Row], record: Record | None = None) -> str:
     for regime in ("cold", "warm"):
         mean = geometric_mean(row.speedup for row in rows if row.case.regime == regime and row.speedup)
         if mean is not None:
-            lines.append(f"geometric mean over the best peer, {regime}: {mean:.3f}")
+            lines.append(f"geometric mean over the best peer, {regime}: {mean:.3f} (above 1: ours is faster)")
     if any(row.peer_failures for row in rows):
         lines.append("! the peer's result was not exact, or it failed (peer_failures in the file)")
     if record is not None and record.host_us:

@@ -33,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 1 a check failed, 2 wrong use or unusable input, 130 interrupted."""
     for name in ("typer", "rich"):
         if importlib.util.find_spec(name) is None:
-            _fail(f"the command line needs the package {name!r}; install it with: pip install 'dsa-topk[tools]'")
+            _fail(
+                f"the command line needs the package {name!r}; install it with: pip install '.[tools]' in the checkout"
+            )
     signal.signal(signal.SIGTERM, _stop)  # so that a killed command still removes its temporary files
     try:
         sys.exit(run(arguments))
@@ -67,12 +69,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
         package = (error.name or "").partition(".")[0]
         if package not in ("numpy", "safetensors", "matplotlib"):
             raise
-        return _report(f"needs the package {package!r}; install it with: pip install 'dsa-topk[tools]'", USAGE)
+        return _report(f"needs the package {package!r}; install it with: pip install '.[tools]' in the checkout", USAGE)
     except Exception as error:
         # typer's own errors of usage (unknown option, wrong value): their classes are not public, their method is.
         describe = getattr(error, "format_message", None)
         if describe is None:
             raise
+        if not describe().strip():  # no command: the help is printed already, and there is nothing to add
+            return USAGE
         hint = getattr(getattr(error, "ctx", None), "command_path", "dsa-topk")
         return _report(f"{describe()} (see {hint} --help)", USAGE)
 

@@ -42,7 +42,9 @@ def build(
     try:
         targets = arch_names.parse(arch) if arch else (core.configured_archs() or _device_target())
     except ValueError as error:
-        raise CliError(str(error)) from None
+        # The parser names its own argument; here it is the option.
+        text = str(error)
+        raise CliError(f"--arch:{text.removeprefix('archs:')}" if text.startswith("archs:") else text) from None
     if clean_stale:
         # Builds that are still running keep their young staging folders.
         removed = Store(cache_dir or core.cache_dir()).clean(STALE_STAGING_S, 0.0)

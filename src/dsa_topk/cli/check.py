@@ -59,7 +59,9 @@ def check(
     suite: Annotated[str, typer.Option(help="quick, full, or fault:ID (several with commas).")] = "quick",
     device: Annotated[str | None, typer.Option(help="cpu or cuda:N. Default: a GPU if there is one.")] = None,
     mode: Annotated[str | None, typer.Option(help="canonical or set. Default: what the backend promises.")] = None,
-    json: Annotated[Path | None, typer.Option(help="Write all results to this file.")] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="Write all results to this file; replaces only an earlier one.")
+    ] = None,
     save: Annotated[Path, typer.Option(help="Folder for replay files of failures.")] = Path("dsa-topk-failures"),
     timeout: Annotated[float, typer.Option(help="Seconds that one problem may take before it counts as a hang.")] = 180,
     replay: Annotated[Path | None, typer.Option(help="Run this replay file instead of a suite.")] = None,
@@ -81,6 +83,8 @@ def check(
     try:
         selected = suites.select(suite)
         wanted = [adapters.get(name) for name in backend or ["cuda" if where.type == "cuda" else "torch"]]
+        if json is not None:
+            report.require_replaceable(json)
     except ValueError as problem:
         raise fail(str(problem)) from None
     if replay is not None:
@@ -94,7 +98,7 @@ def check(
             found.note = f"runs on {adapter.device_type} devices, the suite was asked to run on {where}"
         reports.append(found)
         if found.note:
-            console.print(f"{adapter.name}: {found.note}", markup=False)
+            errors.print(f"dsa-topk: {adapter.name}: {found.note}", markup=False)
             continue
         config: dict[str, Any] = {
             "backend": adapter.name,
@@ -195,7 +199,9 @@ def _replay(file: Path, wanted: list[Any], device: torch.device, mode: str | Non
 
     try:
         facts = Problem.load(file).describe()
-    except (OSError, ValueError) as problem:
+    except OSError as problem:
+        raise fail(f"--replay {file}: {problem.strerror}") from None
+    except ValueError as problem:
         raise fail(str(problem)) from None
     size = f"{facts['rows']} x {facts['width']} {facts['dtype']}, k = {facts['k']}, {facts['form']}"
     console.print(f"{facts['name']}: {size}", markup=False)
@@ -203,7 +209,7 @@ def _replay(file: Path, wanted: list[Any], device: torch.device, mode: str | Non
     for adapter in wanted:
         note = adapter.unavailable()
         if note:
-            console.print(f"{adapter.name}: {note}", markup=False)
+            errors.print(f"dsa-topk: {adapter.name}: {note}", markup=False)
             worst = max(worst, 2)
             continue
         config = {"backend": adapter.name, "device": str(device), "judge": mode}

@@ -30,9 +30,13 @@ def demo(
         ),
     ] = None,
     k: Annotated[str, typer.Option("--k", help="How many tokens to select per row, comma-separated.")] = "64,256,512",
-    out: Annotated[Path, typer.Option("--out", help="Folder for the batch, the indices and the pictures.")] = Path(
-        "demo-out"
-    ),
+    out: Annotated[
+        Path,
+        typer.Option("--out", help="Folder for batch, indices and pictures; replaces only an earlier demo's files."),
+    ] = Path("demo-out"),
+    force: Annotated[
+        bool, typer.Option("--force", help="Also replace files of these names that the demo has not made.")
+    ] = False,
     recorded: Annotated[
         bool, typer.Option("--recorded", help="Use the small recorded scores; needs no model package.")
     ] = False,
@@ -44,7 +48,7 @@ def demo(
 
     from dsa_topk.cli import CliError
     from dsa_topk.cli.select import require_backend, require_device
-    from dsa_topk.demo.run import CheckFailed, run, write
+    from dsa_topk.demo.run import CheckFailed, require_folder, run, write
 
     begun = time.perf_counter()
     console = Console()
@@ -55,6 +59,8 @@ def demo(
         raise CliError("--recorded uses its own scores; it cannot be combined with --text")
     if out.exists() and not out.is_dir():
         raise CliError(f"{out}: cannot be the output folder: it is a file")
+    require_folder(out, force=force)
+    require_served(backend, device, ks)
     batch, title = recorded_source() if recorded else model_source(text or [], console)
     describe(batch, title, console)
     try:
@@ -65,9 +71,22 @@ def demo(
     except (TypeError, ValueError, RuntimeError) as error:  # a backend that refuses says why
         raise CliError(str(error)) from error
     report(result, console)
-    for path in write(result, out, title=title):
+    for path in write(result, out, title=title, force=force):
         say(console, "wrote", str(path))
     say(console, "time", f"{time.perf_counter() - begun:.1f} s")
+
+
+def require_served(backend: str, device: str, ks: list[int]) -> None:
+    """Raise CliError when the backend will refuse the demo's calls: said before the model runs, not after."""
+    from dsa_topk import explain
+    from dsa_topk.cli import CliError
+    from dsa_topk.demo.run import LAYOUTS
+
+    for form in dict.fromkeys(form for _, form, _ in LAYOUTS):
+        for k in ks:
+            found = explain(form=form, device=device, k=k, backend=backend)
+            if found.backend is None:
+                raise CliError(f"--backend {backend}: {found.reasons.get(backend, found.call)}")
 
 
 def parse_ks(text: str) -> list[int]:
@@ -143,7 +162,11 @@ def report(result: Result, console: Console) -> None:
     console.print(
         "mass: share of the dense softmax on the chosen tokens. error: |o - o_dense| / |o_dense| of the attention "
         "output. Means over the rows with more than k candidates. 'top mass' is chosen with knowledge of the dense "
-        "attention, 'latest' is a sliding window. The model was trained for dense attention: its mass is spread wide.",
+        "attention, 'latest' is a sliding window. No indexer was trained here: the head weights are the best of "
+        "1000 random draws, and the model is an encoder that read the text in windows of 254 tokens, trained for dense "
+        "attention: its mass is spread wide. So the mass is what to look at. The error can exceed 1, and be least for "
+        "'latest': the dense output averages many tokens and is short; an average of few is longer, most so of those "
+        "with much mass, whose values are alike.",
         highlight=False,
     )
 

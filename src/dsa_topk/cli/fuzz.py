@@ -28,7 +28,9 @@ def fuzz(
         int | None, typer.Option(min=1, help="Scores per call at most. Default: 2^24 on a GPU, 2^17 on a CPU.")
     ] = None,
     calls: Annotated[int | None, typer.Option(min=1, help="Stop after so many calls.")] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the result to this file.")] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="Write the result to this file; replaces only an earlier one.")
+    ] = None,
     save: Annotated[Path, typer.Option(help="Folder for replay files of failures.")] = Path("dsa-topk-failures"),
     timeout: Annotated[float, typer.Option(help="Seconds without an answer that count as a hang.")] = 120,
 ) -> None:
@@ -41,6 +43,8 @@ def fuzz(
     where = chosen_device(device)
     try:
         adapter = adapters.get(backend or ("cuda" if where.type == "cuda" else "torch"))
+        if json is not None:
+            report.require_replaceable(json)
     except ValueError as problem:
         raise fail(str(problem)) from None
     note = adapter.unavailable()

@@ -109,7 +109,16 @@ def toolchain() -> Iterator[tuple[str, str]]:
     if not found.builds:
         yield "cached builds", "none"
     yield "compile on demand", "off (DSA_TOPK_DISABLE_JIT)" if found.disabled else "on"
-    yield "kernels", f"not usable: {found.reason}" if found.reason else "usable"
+    yield "kernels", kernels(found.reason)
+
+
+def kernels(reason: str | None) -> str:
+    """Say whether the kernels can run here; ``reason`` is why they cannot be had, and having them takes no GPU."""
+    import torch
+
+    if reason:
+        return f"not usable: {reason}"
+    return "usable" if torch.cuda.is_available() else "no GPU here to run them (a build is possible)"
 
 
 def environment() -> Iterator[tuple[str, str]]:

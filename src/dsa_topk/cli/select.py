@@ -49,7 +49,7 @@ def select(
     """Select for every row of a batch file and write the indices."""
     from dsa_topk._call import MAX_K
     from dsa_topk.cli import CliError
-    from dsa_topk.io import InputError, read_batch, require_writable, write_tensors
+    from dsa_topk.io import read_batch, require_writable, write_tensors
 
     if not 1 <= k <= MAX_K:
         raise CliError(f"--k: expected 1 <= k <= {MAX_K}, got {k}")
@@ -72,9 +72,7 @@ def select(
         if not allow_nan:
             refuse_all_nan(batch, source)
         results = select_batch(source, chosen, k, device=where, options=options)
-    except InputError:
-        raise
-    except (TypeError, ValueError, RuntimeError) as error:  # the library's own texts name the argument and what came
+    except (TypeError, ValueError, RuntimeError) as error:  # their texts name the argument or tensor and what came
         raise CliError(f"{batch}: {error}") from error
     note = {"form": chosen, "k": str(k), "order": order, "tie_break": tie_break, "backend": backend}
     write_tensors(output, results, force=force, metadata=note)

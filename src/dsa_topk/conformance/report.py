@@ -20,6 +20,9 @@ from .runner import GOOD, STATUSES, Outcome
 BANDS = (2048, 8192, 16384, 65536, 131072)
 BAND_NAMES = (*(f"<= {band}" for band in BANDS), f"> {BANDS[-1]}")
 
+#: What a result file says that it is.
+KINDS = ("dsa-topk check", "dsa-topk fuzz")
+
 
 @dataclass(slots=True)
 class Record:
@@ -120,6 +123,29 @@ def environment(device: torch.device) -> dict[str, Any]:
         facts["multiprocessors"] = properties.multi_processor_count
         facts["cuda"] = torch.version.cuda
     return facts
+
+
+def require_replaceable(path: Path) -> None:
+    """Leave a user's file alone: asked before long work.
+
+    Raises
+    ------
+    ValueError
+        If something is at ``path`` that is neither empty nor a result of ``dsa-topk check`` or ``fuzz``.
+    """
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise ValueError(f"{path}: is no file")
+    try:
+        text = path.read_text()
+        content = json.loads(text) if text else {"kind": KINDS[0]}
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict) or content.get("kind") not in KINDS:
+        raise ValueError(f"{path}: exists and is no result of dsa-topk check or fuzz; it is left as it is")
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

