@@ -53,8 +53,9 @@ inline LaunchShape filter_shape(Args& a, int32_t cluster, int32_t smem_limit = k
   const int32_t arena = C::kArenaBytes + a.cluster * a.region_cap * 8;
   a.arena_bytes = (arena + 127) / 128 * 128;
   const int32_t fixed = static_cast<int32_t>(sizeof(FilterShared<C::kBins>)) + a.arena_bytes;
-  // A slice whose bitmap does not fit takes the exact path: give it no bitmap at all.
-  a.bitmap_words = slice * 4 + fixed <= smem_limit ? static_cast<int32_t>((slice + 3) / 4 * 4) : 0;
+  // A row whose slices need more bitmap than there is takes the exact path; shorter rows of a wide buffer do not.
+  const int64_t wanted = (slice + 3) / 4 * 4, room = smem_limit > fixed ? (smem_limit - fixed) / 16 * 4 : 0;
+  a.bitmap_words = static_cast<int32_t>(wanted < room ? wanted : room);
   return LaunchShape{C::kThreads, a.cluster, fixed + a.bitmap_words * 4, static_cast<int64_t>(a.rows) * a.cluster};
 }
 
