@@ -66,7 +66,8 @@ def test_right_whatever_the_bracket(name: str, margin: float) -> None:
 
 
 @on_gpu
-def test_a_list_that_is_full_goes_to_the_exact_path() -> None:
+def test_a_list_that_is_full_is_tried_again_narrower_or_exactly() -> None:
+    """A bracket that holds everything overflows every list; nothing is truncated, whatever settles the row then."""
     from dsa_topk.backends import cuda
 
     rows, width, k = 8, 131072, 2048
@@ -75,7 +76,7 @@ def test_a_list_that_is_full_goes_to_the_exact_path() -> None:
         with launched_as(dataclasses.replace(plan, margin=1e6)), cuda.count_paths() as counts:
             out = dsa_topk.topk_positions(scores, None, k, backend="cuda")
         check_selection(scores, None, k, out).raise_if_bad()
-        assert counts[cuda.PATHS.index("exact")] == rows, plan
+        assert counts[cuda.PATHS.index("second try")] + counts[cuda.PATHS.index("exact")] == rows, plan
 
 
 def needs_memory(gigabytes: int) -> None:

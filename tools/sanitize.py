@@ -68,7 +68,8 @@ def command(program: str, tool: str, python: str) -> list[str]:
     words = [program, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20"]
     if tool == "memcheck":
         words += ["--leak-check", "no"]
-    return [*words, python, str(DRIVER)]
+    brief = ["--brief"] if tool == "racecheck" else []  # many times slower than the others
+    return [*words, python, str(DRIVER), *brief]
 
 
 def judge(code: int | None, output: str, seconds: float) -> Outcome:

@@ -137,7 +137,7 @@ def _call(adapter: Adapter, problem: Problem) -> Result:
     frames = [torch.full((rows + 2, k + 2 * _GUARD), SENTINEL, dtype=torch.int32, device=device) for _ in range(number)]
     inner = [frame[1:-1, _GUARD : _GUARD + k] for frame in frames]
     # Peers that are known to write their scores get a copy, so that the checker sees what they were given.
-    given = problem if adapter.read_only else replace(problem, scores=problem.scores.clone())
+    given = problem if adapter.read_only else replace(problem, scores=_copy(problem.scores))
     result = adapter.call(given, Outputs(inner[0], inner[1] if problem.return_positions else None))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -206,10 +206,15 @@ def _poison(adapter: Adapter, problem: Problem, first: Result, mode: Mode) -> No
             _judge(changed, again, mode)
 
 
+def _copy(scores: torch.Tensor) -> torch.Tensor:
+    """The scores in memory of their own. Contiguous: a plain clone of rows that overlap (row stride 1) is transposed."""
+    return scores.clone(memory_format=torch.contiguous_format)
+
+
 def _replay(adapter: Adapter, problem: Problem, mode: Mode) -> None:
     """Capture the call, then replay it on the same and on exchanged inputs in the same buffers."""
     shape = problem.shape
-    static = replace(problem, scores=problem.scores.clone())
+    static = replace(problem, scores=_copy(problem.scores))
     static.shape = replace(shape, lengths=None if shape.lengths is None else shape.lengths.clone())
     out = torch.full((shape.rows, shape.k), SENTINEL, dtype=torch.int32, device=problem.scores.device)
     outputs = Outputs(out, torch.full_like(out, SENTINEL))
