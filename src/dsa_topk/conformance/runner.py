@@ -207,7 +207,7 @@ def _poison(adapter: Adapter, problem: Problem, first: Result, mode: Mode) -> No
 
 
 def _copy(scores: torch.Tensor) -> torch.Tensor:
-    """The scores in memory of their own. Contiguous: a plain clone of rows that overlap (row stride 1) is transposed."""
+    """The scores in memory of their own, contiguous: a plain clone of overlapping rows (row stride 1) is transposed."""
     return scores.clone(memory_format=torch.contiguous_format)
 
 
