@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 
 import pytest
 import torch
@@ -17,6 +18,11 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 NO_GPU = None if torch.cuda.is_available() else "needs a CUDA GPU (torch.cuda.is_available() is False)"
+
+# A shell that starts the tests in the background has SIGINT ignored, and children would inherit that: the tests of what
+# an interrupt does need it as it is in the foreground.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
