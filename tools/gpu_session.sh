@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Everything that a change of src/ needs from an H200, in one call of under six minutes on a machine with two GPUs: figures on
+# GPU 0 (alone on it), beside them the tests, both fuzzers and the quick suite on GPU 1, then the sanitizers.
+#
+#   OUT=/tmp/results tools/gpu_session.sh COMMIT      # PYTHONPATH holds apache-tvm-ffi; .peers/so the peers' objects
+#
+# Build the kernels beforehand (`dsa-topk build --arch 90a --cache-dir DIR`) and set DSA_TOPK_CACHE_DIR, or the first step pays
+# for it. In $OUT: nvidia-h200.json (to tests/results/), fuzz-*.json (to tests/results/conformance/), decode.json, prefill.json and
+# packed.json (to benchmarks/results/nvidia-h200/; then `dsa-topk bench --docs`), floor.json (to benchmarks/floor/).
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 2
+out=${OUT:?where the results go}
+export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}$PWD/src PYTHONUNBUFFERED=1 DSA_TOPK_COMMIT=${1:?the commit}
+work=$(mktemp -d) || exit 2
+trap 'rm -rf "$work"' EXIT
+other=0
+[ "$(nvidia-smi -L | wc -l)" -gt 1 ] && other=1
+
+tests() {
+  CUDA_VISIBLE_DEVICES=$([ $other = 1 ] && echo 1,0 || echo 0) timeout 320 python3 tools/gpu_evidence.py --limit 310 \
+    --out "$out/nvidia-h200.json" >"$work/tests.log" 2>&1
+  echo "tests: exit code $? after $SECONDS s; $(tail -n 1 "$work/tests.log")"
+  touch "$work/tests.done"
+}
+conformance() {
+  OUT=$work/conformance CUDA_VISIBLE_DEVICES=$other PEERS='' MINUTES=5 DEADLINE=345 timeout 350 tools/gpu_conformance.sh \
+    >"$work/conformance.log" 2>&1
+  echo "conformance: exit code $? after $SECONDS s"
+  grep '^==' "$work/conformance.log"
+  cp "$work"/conformance/fuzz-*.json "$out/"
+}
+bench() { # name budget peers arguments...
+  local name=$1 budget=$2 peers=$3
+  shift 3
+  CUDA_VISIBLE_DEVICES=0 timeout $((budget + 30)) python3 -m dsa_topk.bench "$@" --peers "$peers" --json "$out/$name.json" \
+    --budget "$budget" >"$work/$name.log" 2>&1
+  echo "$name: exit code $? after $SECONDS s"
+}
+
+[ $other = 1 ] && { tests & conformance & }
+CUDA_VISIBLE_DEVICES=0 timeout 25 python3 benchmarks/check_floor.py "$out/floor.json"
+bench prefill 70 sgl_v2,ds_fp32,fi_native --suite prefill,k,dist --only mode=ragged,packed
+bench decode 90 sgl_v2,ds_fp32,fi_det --suite decode,mtp,k,dist --only mode=decode,mtp,mixed
+bench packed 15 fi_native,fi_det --suite packed
+[ $other = 0 ] && { tests; conformance & } # one GPU: figures first, alone
+until [ -e "$work/tests.done" ]; do sleep 1; done
+CUDA_VISIBLE_DEVICES=0 timeout 400 python3 tools/gpu_evidence.py --add-sanitizers --tool-limit 90 --out "$out/nvidia-h200.json" |
+  tail -n 5
+wait
