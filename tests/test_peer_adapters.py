@@ -161,28 +161,21 @@ def test_positions_of_sglang_take_its_decode_kernel_where_they_can(starts, play)
     assert set(kernels.calls) == {"paged" if starts is None else "ragged"}
 
 
+def doubles(out: torch.Tensor) -> None:
+    out[1, 3] = out[1, 4]
+
+
+def forgets(out: torch.Tensor) -> None:
+    out[0] = 0x5A5A5A5A
+
+
+@pytest.mark.parametrize("damage", [doubles, forgets])
 @pytest.mark.parametrize("form", ["positions", "ragged", "paged"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_wrong_peer_is_found(name, form, play):
+def test_a_slot_selected_twice_or_left_unwritten_is_found(name, form, damage, play):
     k = 1500 if name == "ds_fp32" and form == "ragged" else 32  # the one that is built
     problem = wrap(scores(), 200, k, form)
-
-    def doubles(out: torch.Tensor) -> None:
-        out[1, 3] = out[1, 4]
-
-    assert outcome(play(name, Kernels(doubles)), problem).status == "invalid"
-
-
-@pytest.mark.parametrize("form", ["positions", "ragged", "paged"])
-@pytest.mark.parametrize("name", NAMES)
-def test_a_slot_left_unwritten_is_found(name, form, play):
-    k = 1500 if name == "ds_fp32" and form == "ragged" else 32  # the one that is built
-    problem = wrap(scores(), 200, k, form)
-
-    def forgets(out: torch.Tensor) -> None:
-        out[0] = 0x5A5A5A5A
-
-    assert outcome(play(name, Kernels(forgets)), problem).status == "invalid"
+    assert outcome(play(name, Kernels(damage)), problem).status == "invalid"
 
 
 @pytest.mark.parametrize("form", ["positions", "ragged", "paged"])
