@@ -68,7 +68,7 @@ def forced_plans(rows: int, width: int, k: int) -> list[_plan.Plan]:
     usual = _plan.choose(rows, width, k, limits)
     plans = []
     for kernel in _plan.KERNELS:
-        sizes = [c for c in CLUSTERS if limits.clusters[c] > 0] if kernel.startswith("Cluster") else [1]
+        sizes = [c for c in CLUSTERS if limits.clusters[c] > 0] if kernel in _plan.SEVERAL else [1]
         plans += [dataclasses.replace(usual, kernel=kernel, cluster=size) for size in sizes]
     return plans
 

@@ -101,6 +101,7 @@ def fake_sgl_kernel():
         return picked
 
     def fast_topk_transform_ragged_fused(score, lengths, topk_indices_offset, topk, row_starts=None):
+        assert row_starts is not None or int(lengths.max()) <= topk  # as its documentation demands
         module.calls.append(locals().copy())
         picked = shuffled(select(score, lengths, topk, row_starts), topk)
         return torch.where(picked < 0, -1, picked + topk_indices_offset[:, None]).to(torch.int32)
@@ -339,19 +340,20 @@ def test_empty_shapes_never_reach_flashinfer(form, flashinfer):
 
 
 def older_flashinfer():
+    """0.6.7."""
     module = Recorder("flashinfer")
     module.top_k_page_table_transform = lambda input, src_page_table, lengths, k, row_to_batch=None: None
     module.top_k_ragged_transform = lambda input, offsets, lengths, k: None
     return module
 
 
-@pytest.mark.parametrize("form", ["paged", "ragged"])
-def test_an_older_flashinfer_is_refused_with_the_version_needed(form, monkeypatch):
+@pytest.mark.parametrize(("form", "version"), [("paged", r"0\.6\.17"), ("ragged", r"0\.6\.10")])
+def test_an_older_flashinfer_is_refused_with_the_version_needed(form, version, monkeypatch):
     cache = install(monkeypatch, flashinfer_backend, "flashinfer", older_flashinfer())
-    monkeypatch.setattr(flashinfer_backend, "_version", lambda: "0.6.15.post1")
+    monkeypatch.setattr(flashinfer_backend, "_version", lambda: "0.6.7")
     zeros = ints([0, 0], "cpu")
     extra = {"page_table": ints([[0], [0]], "cpu"), "page_size": 1} if form == "paged" else {"out_offsets": zeros}
-    with pytest.raises(ValueError, match=r"0\.6\.15\.post1 has no .*row_starts.*install flashinfer-python>=0\.6\.17"):
+    with pytest.raises(ValueError, match=rf"0\.6\.7 has no .*row_starts.*install flashinfer-python>={version}$"):
         getattr(dsa_topk, f"topk_{form}")(torch.rand(2, 8), None, 4, row_starts=zeros, backend="flashinfer", **extra)
     cache.cache_clear()
 
@@ -364,16 +366,17 @@ def test_compact_tables_need_a_newer_flashinfer(monkeypatch):
         input, src_page_table, lengths, k, row_to_batch=None, deterministic=False, tie_break=0, dsa_graph_safe=False,
         row_starts=None, page_table_row_starts=None,
     ):  # fmt: skip
+        assert input.is_contiguous()  # padded rows are documented together with page_size
         return newer(input, src_page_table, lengths, k, row_to_batch)
 
     module.top_k_page_table_transform = top_k_page_table_transform
     cache = install(monkeypatch, flashinfer_backend, "flashinfer", module)
     table, out = ints([[1, 0], [3, 2]], "cpu"), torch.empty(2, 4, dtype=torch.int32)
-    result = dsa_topk.topk_paged(
-        torch.rand(2, 2), None, 2, page_table=table, page_size=1, out=out[:, :2], backend="flashinfer"
-    )
+    scores = padded(2, 2, 32)
+    result = dsa_topk.topk_paged(scores, None, 2, page_table=table, page_size=1, out=out[:, :2], backend="flashinfer")
     assert sorted(result[0].tolist()) == [0, 1]
-    with pytest.raises(ValueError, match=r"has no page_size; install flashinfer-python>=0\.7\.4"):
+    assert module.calls[0]["input"].data_ptr() == scores.data_ptr()
+    with pytest.raises(ValueError, match=r"has no page_size; install flashinfer-python>=0\.7\.0$"):
         dsa_topk.topk_paged(torch.rand(2, 8), None, 4, page_table=table, page_size=4, backend="flashinfer")
     cache.cache_clear()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -346,6 +347,9 @@ def fake_module(problem: inputs.Problem) -> SimpleNamespace:
         call.call()(scores)
 
     def ragged(scores, lengths, offsets, starts, out):
+        if starts is not None:  # sglang's kernel writes in front of the windows
+            column = torch.arange(scores.shape[1])
+            scores[(column >= starts[:, None] - 3) & (column < starts[:, None])] = torch.nan
         call = inputs.make(problem.case, CPU, out=out)
         call.lengths, call.out_offsets, call.row_starts = lengths, offsets, starts
         call.call()(scores)
@@ -353,7 +357,9 @@ def fake_module(problem: inputs.Problem) -> SimpleNamespace:
     def deepselect(s, values, out, begin, end, offsets, table, page, k, storage, fill, value_fill, abort):
         assert (values, begin, k, fill, abort) == (None, None, problem.case.k, -1, False)
         assert storage >= s.numel() * 4
-        if table is None:
+        if s.isnan().any():
+            out.zero_()  # the real one repeats a position where NaN leaves it too few
+        elif table is None:
             ragged(s, end, offsets, None, out)
         else:
             assert page == cases.PAGE_SIZE
@@ -402,6 +408,63 @@ def test_prebuilt_peers_get_the_arguments_of_their_own_wrappers(name, case, monk
     peer.result()[0, 0] = peer.result()[0, 1]
     assert peer.check(problem, scores) is not None
     peers._sgl_v2.cache_clear()
+
+
+def test_a_peer_that_writes_beside_the_windows_spoils_no_other(tmp_path, monkeypatch):
+    case = Case("ragged", 8, 512, 64)
+    monkeypatch.setattr(peers, "prebuilt", lambda module: fake_module(inputs.make(case, CPU)))
+    monkeypatch.setattr(peers, "_need_cuda", lambda problem: None)
+    monkeypatch.setattr(peers, "_installed", lambda package: False)
+    peers._sgl_v2.cache_clear()
+    run = session(tmp_path, FakeTimer(), peer_names=["sgl_v2", "ds_fp32"])
+    run.run([case])
+    (result,) = run.record
+    assert set(result.peers) == {"sgl_v2", "ds_fp32"}
+    assert result.peer_failures == {}
+    peers._sgl_v2.cache_clear()
+
+
+@pytest.mark.parametrize("case", [case for case in SMALL if case.mode != "packed"], ids=Case.label)
+def test_an_installed_sglang_is_called_by_its_public_functions(case, monkeypatch):
+    from dsa_topk.compat import sglang as same_signatures
+
+    public = ("plan_topk_v2", "topk_transform_ragged_v2", "topk_transform_paged_v2")
+    package = SimpleNamespace(**{name: getattr(same_signatures, name) for name in public})
+    monkeypatch.setitem(sys.modules, "sglang.kernels.ops.attention.dsv4", SimpleNamespace(topk=package))
+    monkeypatch.setattr(peers, "_need_cuda", lambda problem: None)
+    monkeypatch.setattr(peers, "_installed", lambda package: package == "sglang.kernels")
+    problem = inputs.make(case, CPU)
+    peer = peers.prepare("sgl_v2", problem)
+    (scores,), _ = inputs.ScorePool(CPU).buffers(case)
+    peer.run(scores)
+    assert peer.check(problem, scores) is None
+
+
+@pytest.mark.parametrize("mode", ["native", "det", "tieS", "tieL"])
+@pytest.mark.parametrize("case", SMALL, ids=Case.label)
+def test_an_installed_flashinfer_is_called_by_its_public_functions(mode, case, monkeypatch):
+    from dsa_topk.compat import flashinfer as same_signatures
+
+    seen = []
+
+    def noted(function):
+        def call(*arguments, deterministic, tie_break, **options):
+            seen.append((deterministic, tie_break))
+            return function(*arguments, deterministic=deterministic, tie_break=tie_break, **options)
+
+        return call
+
+    public = ("top_k_page_table_transform", "top_k_ragged_transform")
+    package = SimpleNamespace(**{name: noted(getattr(same_signatures, name)) for name in public})
+    monkeypatch.setitem(sys.modules, "flashinfer", package)
+    monkeypatch.setattr(peers, "_need_cuda", lambda problem: None)
+    monkeypatch.setattr(peers, "_installed", lambda package: package == "flashinfer")
+    problem = inputs.make(case, CPU)
+    peer = peers.prepare(f"fi_{mode}", problem)
+    (scores,), _ = inputs.ScorePool(CPU).buffers(case)
+    peer.run(scores)
+    assert peer.check(problem, scores) is None
+    assert seen == [{"native": (False, 0), "det": (True, 0), "tieS": (False, 1), "tieL": (False, 2)}[mode]]
 
 
 @pytest.mark.parametrize("case", SMALL, ids=Case.label)

@@ -151,10 +151,11 @@ def test_figures_are_drawn_as_named_and_the_same_each_time(tmp_path):
     assert {path.stem for path in paths} == set(stems)
     assert "latency-decode-cold" in stems
     assert "speedup-prefill-cold" in stems
+    assert "latency-packed-cold" in stems
     again = figures.draw(rows, tmp_path / "b", HEADER)
     assert [p.read_bytes() for p in paths] == [p.read_bytes() for p in again]
     svg = (tmp_path / "a" / "latency-decode-cold.svg").read_text()
-    for label in (OURS, "sgl_v2", "read floor", "64K", "16 rows", "Test GPU"):
+    for label in (OURS, "SGLang v2", "read floor", "64K", "16 rows", "Test GPU"):
         assert label in svg, label
 
 
@@ -169,7 +170,7 @@ def test_the_page_shows_every_case_and_picture():
     for title in ("Score distributions", "Other k", "Other types"):
         assert f"### {title}" in text
     assert "images/benchmarks/test-gpu/latency-decode-cold.svg" in text
-    assert "- sgl_v2: a peer" in text
+    assert '- sgl_v2 (in pictures "SGLang v2"): a peer' in text
     assert "took no part" not in text
     assert "`topk_paged` 9.9 us" in text
 
@@ -190,6 +191,39 @@ def test_files_of_one_machine_are_merged_without_losing_variants(tmp_path):
     merged = docs.load_results(tmp_path)["gpu"]
     assert (merged.rows[SMALL[2]].us, merged.rows[SMALL[2]].variants) == (9.0, {"order_score": 11.0})
     assert set(merged.rows) == {SMALL[2], SMALL[0]}
+
+
+def test_of_a_case_in_two_files_the_row_with_more_peers_is_shown(tmp_path):
+    first, second = Record(dict(HEADER)), Record(dict(HEADER))
+    first.add(row(us=11.0, peers={"a": 1.0, "b": 2.0, "c": 3.0}))
+    second.add(row(us=9.0, peers={"a": 1.5}, variants={"tie_largest": 12.0}))
+    first.save(tmp_path / "gpu" / "a.json")
+    second.save(tmp_path / "gpu" / "b.json")
+    (shown,) = docs.load_results(tmp_path)["gpu"]
+    assert (shown.us, shown.peers) == (11.0, {"a": 1.0, "b": 2.0, "c": 3.0})
+    assert shown.variants == {"tie_largest": 12.0}
+
+
+def test_ratios_of_two_rows_are_of_one_run(tmp_path):
+    ragged, packed = Case("ragged", 1024, 8192), Case("packed", 1024, 8192)
+    prefill, only_packed = Record(dict(HEADER)), Record(dict(HEADER))
+    prefill.add(row(ragged, us=10.0))
+    prefill.add(row(packed, us=11.0))
+    only_packed.add(row(packed, us=20.0, peers={"a": 30.0, "b": 30.0, "c": 30.0}))
+    prefill.save(tmp_path / "gpu" / "prefill.json")
+    only_packed.save(tmp_path / "gpu" / "packed.json")
+    text = docs.page(docs.load_results(tmp_path))
+    assert "| packed | 1024 | 8K | packed | cold | 11.00 | 10.00 | 1.10 |" in text
+    assert "**20.00**" in text
+
+
+def test_host_times_of_several_runs_are_shown_as_a_range(tmp_path):
+    for name, us in (("a", 12.34), ("b", 19.8)):
+        Record(dict(HEADER), {SMALL[2]: row()}, host_us={"topk_paged": us, "topk_ragged": 10.0}).save(
+            tmp_path / "gpu" / f"{name}.json"
+        )
+    text = docs.page(docs.load_results(tmp_path))
+    assert "`topk_paged` 12.3 to 19.8 us, `topk_ragged` 10.0 us (least and most of the files' runs)" in text
 
 
 def test_docs_need_a_checkout(tmp_path):
@@ -231,6 +265,23 @@ def test_an_interrupted_run_keeps_its_rows(tmp_path, monkeypatch):
     options = app.Options(only="mode=mtp", peers="none", json=tmp_path / "r.json", device="cpu")
     assert app.run(options, timer=timer, progress=False) == app.INTERRUPTED
     assert len(record.load(tmp_path / "r.json").rows) == 1
+
+
+def test_an_interrupt_after_the_last_case_is_one_too(tmp_path, monkeypatch):
+    def interrupted(device):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app.host, "measure", interrupted)
+    options = app.Options(only="mode=mtp", peers="none", json=tmp_path / "r.json", device="cpu")
+    assert app.run(options, timer=FakeTimer(), progress=False) == app.INTERRUPTED
+    assert len(record.load(tmp_path / "r.json").rows) == 2
+
+
+def test_a_run_that_allows_no_figure_says_why(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    options = app.Options(only="mode=mtp", peers="none", plot=tmp_path / "figures", device="cpu", host_cost=False)
+    assert app.run(options, timer=FakeTimer(), progress=False) == app.OK
+    assert "no figure: a line needs" in capsys.readouterr().out
 
 
 def test_a_wrong_result_fails_the_run(tmp_path, monkeypatch, capsys):

@@ -26,7 +26,7 @@ def arguments(function):
             star = True
             texts.append("*")
         default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
-        texts.append(parameter.name + default.replace("<TopKTieBreak.NONE: 0>", "0"))
+        texts.append(parameter.name + default)
     return ", ".join(texts)
 
 
@@ -34,16 +34,17 @@ def arguments(function):
 @pytest.mark.parametrize(
     ("function", "documented"),
     [
-        (top_k, "input, k, sorted=False, deterministic=False, tie_break=0, dsa_graph_safe=False"),
+        (top_k, "input, k, sorted=False, deterministic=False, tie_break=TopKTieBreak.NONE, dsa_graph_safe=False"),
         (
             top_k_page_table_transform,
-            "input, src_page_table, lengths, k, row_to_batch=None, deterministic=False, tie_break=0, "
+            "input, src_page_table, lengths, k, row_to_batch=None, deterministic=False, tie_break=TopKTieBreak.NONE, "
             "dsa_graph_safe=False, row_starts=None, page_table_row_starts=None, *, page_size=1, out=None, "
             "out_raw_indices=None",
         ),
         (
             top_k_ragged_transform,
-            "input, offsets, lengths, k, deterministic=False, tie_break=0, dsa_graph_safe=False, row_starts=None",
+            "input, offsets, lengths, k, deterministic=False, tie_break=TopKTieBreak.NONE, dsa_graph_safe=False, "
+            "row_starts=None",
         ),
     ],
 )
@@ -53,6 +54,7 @@ def test_signature(function, documented):
 
 def test_tie_break_values():
     assert {member.name: int(member) for member in TopKTieBreak} == {"NONE": 0, "SMALL": 1, "LARGE": 2}
+    assert f"{TopKTieBreak.SMALL} {TopKTieBreak.LARGE:>6} {TopKTieBreak.NONE!r}" == "small  large TopKTieBreak.NONE"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -70,6 +70,7 @@ def test_evidence_speaks_for_this_tree(path: Path) -> None:
 
 # ---- the tool ------------------------------------------------------------------------------------------------------
 
+CLEAN = {"outcome": "clean"}
 GOOD: dict[str, Any] = {
     "outcome": "passed",
     **dict.fromkeys(evidence.TEXTS[1:], "x"),
@@ -77,7 +78,7 @@ GOOD: dict[str, Any] = {
     "counts": {"passed": 3, "failed": 0, "errors": 0, "skipped": 1},
     "failed": [],
     "skipped": {"tests/a.py::b": "needs two CUDA GPUs"},
-    "sanitizers": {tool: {"outcome": "clean"} for tool in evidence.SANITIZERS},
+    "sanitizers": {tool: {**CLEAN, "groups": {"rows": CLEAN}} for tool in evidence.SANITIZERS},
 }
 
 
@@ -98,6 +99,8 @@ def test_good_evidence_has_no_problems() -> None:
         (lambda d: d["counts"].update(skipped=2), "skipped"),
         (lambda d: d.update(content_hash="abc"), "content_hash"),
         (lambda d: d["sanitizers"].pop("racecheck"), "racecheck"),
+        (lambda d: d["sanitizers"]["racecheck"].update(groups={"rows": {}}), "rows"),
+        (lambda d: d["sanitizers"]["racecheck"].update(groups=["rows"]), "racecheck"),
         (lambda d: (d["counts"].update(failed=2), d.update(outcome="failed", failed=["a"])), "failed"),
     ],
 )
@@ -121,6 +124,11 @@ def test_something_else_is_malformed(data: object) -> None:
         ({"sanitizers": {}}, "not run"),
         ({"sanitizers": {"memcheck": {"outcome": "errors"}}}, "memcheck: errors"),
         ({"sanitizers": {"racecheck": {"outcome": "timeout"}}}, "racecheck: timeout"),
+        ({"sanitizers": {"initcheck": {"outcome": "missing"}}}, "initcheck: missing"),
+        (
+            {"sanitizers": {"racecheck": {"outcome": "wrong", "groups": {"rows": {"outcome": "wrong"}, "x": CLEAN}}}},
+            "racecheck: wrong (rows)",
+        ),
     ],
 )
 def test_evidence_that_does_not_speak_for_the_tree(change: dict[str, Any], shortcoming: str) -> None:
@@ -252,10 +260,10 @@ def test_sanitizers_join_the_evidence_of_the_same_code_only(
     words = ["--out", str(path), "--add-sanitizers"]
     assert evidence.main(words) == 2
     old = {**GOOD, "seconds": 1.0, "sanitizers": {}, "date": "yesterday"}
-    evidence.write(path, old)
+    evidence.write_json(path, old)
     assert evidence.main(words) == 2
     assert "other code" in capsys.readouterr().err
-    evidence.write(path, {**old, "content_hash": content_hash()})
+    evidence.write_json(path, {**old, "content_hash": content_hash()})
     assert evidence.main(words) == 0
     data = json.loads(path.read_text())
     assert data["date"] == "yesterday"
@@ -264,14 +272,14 @@ def test_sanitizers_join_the_evidence_of_the_same_code_only(
 
 def test_a_failed_write_leaves_the_old_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "e.json"
-    evidence.write(path, {"a": 1})
+    evidence.write_json(path, {"a": 1})
 
     def full(descriptor: int) -> None:
         raise OSError("no space left")
 
     monkeypatch.setattr(evidence.os, "fsync", full)
     with pytest.raises(OSError, match="no space"):
-        evidence.write(path, {"a": 2})
+        evidence.write_json(path, {"a": 2})
     assert json.loads(path.read_text()) == {"a": 1}
     assert list(tmp_path.iterdir()) == [path]
 
@@ -280,93 +288,3 @@ def test_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.setattr(evidence.torch.cuda, "is_available", lambda: False)
     assert evidence.main([]) == 2
     assert "no CUDA GPU" in capsys.readouterr().err
-
-
-# ---- the sanitizers ------------------------------------------------------------------------------------------------
-
-REPORT = '{"launches": 84, "paths": {"fast": 9}, "problems": []}\n'
-WRONG = '{"launches": 84, "paths": {"fast": 9}, "problems": ["row 3"]}\n'
-HEAD = "========= COMPUTE-SANITIZER\n"
-
-
-@pytest.mark.parametrize(
-    ("code", "output", "outcome"),
-    [
-        (0, HEAD + REPORT + "========= ERROR SUMMARY: 0 errors\n", "clean"),
-        (
-            99,
-            HEAD
-            + "========= Invalid __global__ read of size 4 bytes\n"
-            + REPORT
-            + "========= ERROR SUMMARY: 2 errors\n",
-            "errors",
-        ),
-        (0, HEAD + REPORT + "========= RACECHECK SUMMARY: 3 hazards displayed (1 error, 2 warnings)\n", "errors"),
-        (0, HEAD + REPORT + "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n", "clean"),
-        (1, HEAD + WRONG + "========= ERROR SUMMARY: 0 errors\n", "wrong"),
-        (1, "Traceback\nImportError: no module\n", "wrong"),
-        (0, HEAD, "wrong"),  # the driver said nothing: nothing was checked
-        (
-            1,
-            HEAD + "========= Error: Device not supported. Please refer to ...\n========= ERROR SUMMARY: 1 error\n",
-            "refused",
-        ),
-        (None, HEAD, "timeout"),
-    ],
-)
-def test_a_sanitizer_run_is_judged(code: int | None, output: str, outcome: str) -> None:
-    found = sanitize.judge(code, output, 1.5)
-    assert found.outcome == outcome
-    assert found.ok == (outcome in ("clean", "refused"))
-    if outcome == "errors":
-        assert "SUMMARY" in found.message
-    if outcome == "refused":
-        assert found.message.startswith("Error: Device not supported")
-
-
-def stand_in_sanitizer(tmp_path: Path, body: str) -> str:
-    program = tmp_path / "compute-sanitizer"
-    program.write_text(f"#!/bin/sh\n{body}\n")
-    program.chmod(0o755)
-    return str(program)
-
-
-def test_a_tool_is_run_with_its_options(tmp_path: Path) -> None:
-    body = f"""echo "$@" > {tmp_path}/words; echo "$PYTORCH_NO_CUDA_MEMORY_CACHING" >> {tmp_path}/words
-echo '{REPORT.strip()}'; echo '========= ERROR SUMMARY: 0 errors'"""
-    outcome = sanitize.run_tool("memcheck", limit=20, program=stand_in_sanitizer(tmp_path, body))
-    assert outcome.outcome == "clean"
-    assert outcome.launches == 84
-    words, caching = (tmp_path / "words").read_text().splitlines()
-    assert words.startswith("--tool memcheck --error-exitcode 99")
-    assert words.endswith("sanitize_driver.py")
-    assert caching == "1"
-
-
-def test_a_tool_that_hangs_is_stopped(tmp_path: Path) -> None:
-    outcome = sanitize.run_tool("synccheck", limit=0.5, program=stand_in_sanitizer(tmp_path, "exec sleep 30"))
-    assert outcome.outcome == "timeout"
-    assert outcome.seconds < 10
-
-
-def test_a_missing_tool_is_said_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sanitize, "find_tool", lambda: None)
-    assert sanitize.main([]) == 2  # nothing was looked at: no success
-    assert capsys.readouterr().out.count("compute-sanitizer was not found") == 4
-
-
-def test_findings_give_an_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program = stand_in_sanitizer(tmp_path, "echo '========= ERROR SUMMARY: 2 errors'; exit 99")
-    monkeypatch.setattr(sanitize, "find_tool", lambda: program)
-    assert sanitize.main(["--tool", "memcheck"]) == 1
-
-
-def test_the_drivers_inputs_reach_what_it_says() -> None:
-    """On the CPU: its shapes are legal calls, with a window too short to sample and long ones in every form."""
-    driver = _load("sanitize_driver")
-    for form in driver.FORMS:
-        shape, scores = driver.case(form, driver.DTYPES[0], 37)
-        out = shape.call(scores, backend="torch")
-        assert shape.check(scores, out)
-        assert 37 < int(shape.lengths.min()) <= 256
-        assert int(shape.lengths.max()) > 1000

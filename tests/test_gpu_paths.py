@@ -10,6 +10,7 @@ import torch
 import dsa_topk
 from dsa_topk import _plan
 from dsa_topk.testing import CallShape, check_selection, distributions
+from emulator.cases import NO_PLATEAU, between_the_samples
 from gpu_helpers import DTYPES, GPU, Mode, forced_plans, launched_as, on_gpu, select, verify
 
 ROWS, WIDTH, K = 64, 16384, 512
@@ -77,6 +78,20 @@ def test_a_list_that_is_full_is_tried_again_narrower_or_exactly() -> None:
             out = dsa_topk.topk_positions(scores, None, k, backend="cuda")
         check_selection(scores, None, k, out).raise_if_bad()
         assert counts[cuda.PATHS.index("second try")] + counts[cuda.PATHS.index("exact")] == rows, plan
+
+
+@on_gpu
+@pytest.mark.parametrize("kernel", NO_PLATEAU)
+def test_finite_scores_between_the_samples(kernel: str) -> None:
+    """A sample of nothing but -inf, in rows without room for a plateau pass: a race on the sample's ends."""
+    (case,) = between_the_samples((kernel, 1))
+    call = case.call
+    (plan,) = (plan for plan in forced_plans(*call.scores.shape, call.k) if plan.kernel == kernel)
+    scores = call.scores.repeat(20, 1).to("cuda")
+    with launched_as(plan):
+        outs = [dsa_topk.topk_positions(scores, None, call.k, backend="cuda") for _ in range(50)]
+    check_selection(scores, None, call.k, outs[0]).raise_if_bad()
+    assert all(torch.equal(out, outs[0]) for out in outs)
 
 
 def needs_memory(gigabytes: int) -> None:

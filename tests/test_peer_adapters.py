@@ -161,6 +161,24 @@ def test_positions_of_sglang_take_its_decode_kernel_where_they_can(starts, play)
     assert set(kernels.calls) == {"paged" if starts is None else "ragged"}
 
 
+def test_sgl_kernel_goes_through_its_package(play, monkeypatch):
+    def fast_topk_v2(score, lengths, topk, row_starts=None):
+        out = lengths.new_empty(len(lengths), topk)
+        kernels.answer("fast", out, score, lengths, out_offsets=torch.zeros_like(lengths), row_starts=row_starts)
+        return out
+
+    kernels = Kernels()
+    adapter = play("sgl_fast", kernels)
+    monkeypatch.setattr(peers, "_installed", lambda package: package == "sgl_kernel")
+    monkeypatch.setitem(sys.modules, "sgl_kernel", SimpleNamespace(fast_topk_v2=fast_topk_v2))
+    assert outcome(adapter, wrap(scores(3, 2500), 2200, 2048, starts=7)).status == "exact"
+    assert outcome(adapter, wrap(scores(3, 2500), 2200, 512)).status == "unsupported"
+    assert outcome(adapter, wrap(scores(3, 2500), 2600, 2048)).reason.endswith("(its callers' duty)")
+    assert dict(kernels.calls) == {"fast": 1}
+    kernels = Kernels(doubles)
+    assert outcome(adapter, wrap(scores(3, 2500), 2200, 2048)).status == "invalid"
+
+
 def doubles(out: torch.Tensor) -> None:
     out[1, 3] = out[1, 4]
 
@@ -327,8 +345,8 @@ def play_script(folder: Path, hangs: str = "-", crashes: str = "-", fails: str =
 def test_the_script_runs_every_kernel_and_peer(tmp_path):
     code, text, calls = play_script(tmp_path)
     assert code == 0, text
-    kernels = [f"cuda-{name}" for name in _plan.KERNELS if not name.startswith("Cluster")]
-    clusters = [f"cuda-{name}-{size}" for name in _plan.KERNELS if name.startswith("Cluster") for size in (2, 7)]
+    kernels = [f"cuda-{name}" for name in _plan.KERNELS if name not in _plan.SEVERAL]
+    clusters = [f"cuda-{name}-{size}" for name in _plan.KERNELS if name in _plan.SEVERAL for size in (2, 7)]
     ours = ["cuda", *kernels, *clusters]
     assert sorted(calls) == sorted([*ours, *NAMES, "fuzz-1", "fuzz-2"])
     for name in (*kernels, *clusters):

@@ -46,27 +46,40 @@ def test_kernels_are_those_of_the_sources_in_their_order() -> None:
         assert Plan(name, 1, 1.0).number == number
 
 
-def test_only_cluster_kernels_run_in_clusters() -> None:
-    """What "Cluster" in a name says (the tests rely on it) is what the sources say: the configuration's last flag."""
-    text = LAUNCH.read_text()
-    for name in _plan.KERNELS:
-        alias = re.search(rf"using {name} = FilterConfig<([^>]*)>", text)
-        assert alias is not None, name
-        assert ("true" in alias[1].split(", ")) == name.startswith("Cluster"), name
+def configuration(name: str) -> tuple[str, list[str]]:
+    """The kernel's template and its arguments behind the element type, from the sources."""
+    alias = re.search(rf"using {name} = (\w+)Config<E, ([^>]*)>", LAUNCH.read_text())
+    assert alias is not None, name
+    return alias[1], alias[2].split(", ")
 
 
 def test_the_table_of_kernels_is_that_of_the_sources() -> None:
-    """Threads and samples of a row decide which kernel has room for the candidates."""
+    """Threads, samples and blocks a row decide which kernel has room for the candidates."""
     for kernel in _plan._TABLE:
-        alias = re.search(rf"using {kernel.name} = FilterConfig<E, (\d+), (\d+),", LAUNCH.read_text())
-        assert alias is not None, kernel.name
-        threads, samples = map(int, alias.groups())
-        assert (kernel.threads, kernel.samples) == (threads, threads * samples), kernel.name
+        kind, arguments = configuration(kernel.name)
+        assert kernel.threads == int(arguments[0]), kernel.name
+        assert kernel.several == (kind != "Resident" and arguments[-1] == "true"), kernel.name
+        if kind == "Resident":
+            assert kernel.samples == 0
+            assert kernel.room == kernel.threads * int(arguments[1])
+        else:
+            each = int(arguments[1]) if kind == "Filter" else 4 * int(arguments[2])
+            assert kernel.samples == kernel.threads * each, kernel.name
+
+
+def test_what_fits_is_held() -> None:
+    """One score more, or starts that may be misaligned, and the next kernel serves the call."""
+    for width, name, following in ((4096, "Held4K", "Held8K"), (8192, "Held8K", "Held16K")):
+        assert _plan.choose(64, width, 2048, H200).kernel == name
+        assert _plan.choose(64, width + 1, 2048, H200).kernel == following
+        assert _plan.choose(64, width - 3, 2048, H200, aligned=False).kernel == name
+        assert _plan.choose(64, width - 2, 2048, H200, aligned=False).kernel == following
+    assert not _plan.choose(64, 16385, 2048, H200).kernel.startswith("Held")
 
 
 def fits(plan: Plan, limits: DeviceLimits) -> None:
     assert plan.kernel in _plan.KERNELS
-    if plan.kernel.startswith("Cluster"):
+    if plan.kernel in _plan.SEVERAL:
         assert plan.cluster in _plan.CLUSTER_SIZES
         assert limits.clusters[plan.cluster] > 0, "the device cannot run one such cluster"
     else:
@@ -101,12 +114,12 @@ def test_many_rows_are_not() -> None:
 
 
 def test_the_choice_is_a_pure_function() -> None:
-    """The same in another process, with other hash seeds and without the cache: nothing but its arguments decides."""
+    """The same in another process, with other hash seeds: nothing but its arguments decides."""
     code = f"""
 from dsa_topk._plan import DeviceLimits, choose
 for rows in {ROWS}:
     for width in {WIDTHS}:
-        print(choose.__wrapped__(rows, width, 2048, {H200!r}))
+        print(choose(rows, width, 2048, {H200!r}))
 """
     here = [str(_plan.choose(rows, width, 2048, H200)) for rows, width in product(ROWS, WIDTHS)]
     environment = {**os.environ, "PYTHONHASHSEED": "77"}

@@ -62,6 +62,8 @@ merge() { # prefix target: the reports of prefix-*.json in one file; those that 
   "$python" - "$work" "$1" "$2" <<'PY'
 import json, pathlib, sys
 
+from dsa_topk._files import write_json
+
 work, prefix, target = pathlib.Path(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3])
 merged, reports, codes, commands = {}, [], {}, []
 for code in sorted(work.glob(f"{prefix}-*.code")):
@@ -74,7 +76,7 @@ for code in sorted(work.glob(f"{prefix}-*.code")):
     reports += content.pop("reports")
     commands.append(content.pop("command"))
     merged = content
-target.write_text(json.dumps({**merged, "commands": commands, "exit_codes": codes, "reports": reports}, indent=1) + "\n")
+write_json(target, {**merged, "commands": commands, "exit_codes": codes, "reports": reports})
 for report in reports:
     counts = ", ".join(f"{number} {status}" for status, number in report["counts"].items())
     print(f"{report['backend']} ({report['mode']}): {report['problems']} problems, {report['rows']} rows: {counts}")

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from dsa_topk._evidence import content_hash
+from dsa_topk._files import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "tests" / "results"
@@ -204,9 +205,18 @@ def problems(data: object) -> list[str]:
     sanitizers = data.get("sanitizers", {})
     for tool in SANITIZERS if sanitizers else ():
         entry = sanitizers.get(tool) if isinstance(sanitizers, Mapping) else None
-        if not isinstance(entry, Mapping) or not isinstance(entry.get("outcome"), str):
-            found.append(f"sanitizers: expected an outcome of {tool}")
+        found += [f"sanitizers: expected an outcome of {name}" for name in _without_outcome(tool, entry)]
     return found
+
+
+def _without_outcome(name: str, entry: object) -> list[str]:
+    """The names of what lacks its outcome: a tool, or groups of its launches."""
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("outcome"), str):
+        return [name]
+    groups = entry.get("groups", {})
+    if not isinstance(groups, Mapping):
+        return [name]
+    return [lacking for group, part in groups.items() for lacking in _without_outcome(f"{name} {group}", part)]
 
 
 def shortcomings(data: Mapping[str, Any], tree: str) -> list[str]:
@@ -222,9 +232,15 @@ def shortcomings(data: Mapping[str, Any], tree: str) -> list[str]:
     if not sanitizers:
         found.append("the sanitizers were not run")
     else:
-        bad = [tool for tool, entry in sanitizers.items() if entry["outcome"] in ("errors", "wrong", "timeout")]
-        found += [f"{tool}: {sanitizers[tool]['outcome']}" for tool in bad]
+        for tool in _bad(sanitizers):
+            groups = _bad(sanitizers[tool].get("groups", {}))
+            found.append(f"{tool}: {sanitizers[tool]['outcome']}" + (f" ({', '.join(groups)})" if groups else ""))
     return found
+
+
+def _bad(entries: Mapping[str, Any]) -> list[str]:
+    """The names of entries with findings, or that did not look to the end."""
+    return [name for name, entry in entries.items() if entry["outcome"] in ("errors", "wrong", "timeout", "missing")]
 
 
 def read_same_code(path: Path, tree: str) -> dict[str, Any]:
@@ -238,23 +254,6 @@ def read_same_code(path: Path, tree: str) -> dict[str, Any]:
     if data["content_hash"] != tree:
         raise ValueError(f"{path}: made from other code ({data['content_hash'][:12]}, the tree is {tree[:12]})")
     return dict(data)
-
-
-def write(path: Path, data: Mapping[str, Any]) -> None:
-    """Write atomically: a reader finds the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, staged = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w") as stream:
-            json.dump(data, stream, indent=1)
-            stream.write("\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(staged, 0o644)
-        os.replace(staged, path)
-    except BaseException:
-        Path(staged).unlink(missing_ok=True)
-        raise
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -287,14 +286,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         tests = run_tests(more, limit=options.limit)
         data = {"outcome": tests.pop("outcome"), **header, "partial": bool(more), **tests}
-        write(path, data)  # now, so that a sanitizer that takes the machine down does not take this along
+        write_json(path, data)  # now, so that a sanitizer that takes the machine down does not take this along
     sanitizing = options.sanitize or options.add_sanitizers
     if sanitizing:
         import sanitize
 
         outcomes = sanitize.run_all(limit=options.tool_limit)
         data["sanitizers"] = sanitize.as_json(outcomes)
-        write(path, data)
+        write_json(path, data)
     counts = ", ".join(f"{data['counts'][name]} {name}" for name in COUNTS)
     print(f"gpu_evidence: {data['outcome']} ({counts}) in {data['seconds']} s -> {path}")
     clean = not sanitizing or all(outcome.ok for outcome in outcomes.values())

@@ -41,7 +41,7 @@ bench() { # name budget peers arguments...
 CUDA_VISIBLE_DEVICES=0 timeout 25 python3 benchmarks/check_floor.py "$out/floor.json"
 bench prefill 70 sgl_v2,ds_fp32,fi_native --suite prefill,k,dist --only mode=ragged,packed
 bench decode 90 sgl_v2,ds_fp32,fi_det --suite decode,mtp,k,dist --only mode=decode,mtp,mixed
-bench packed 15 fi_native,fi_det --suite packed
+bench packed 20 fi_native,fi_det,fi_tieS,fi_tieL --suite packed
 [ $other = 0 ] && { tests; conformance & } # one GPU: figures first, alone
 until [ -e "$work/tests.done" ]; do sleep 1; done
 CUDA_VISIBLE_DEVICES=0 timeout 400 python3 tools/gpu_evidence.py --add-sanitizers --tool-limit 90 --out "$out/nvidia-h200.json" |

@@ -1,17 +1,22 @@
-"""What runs under compute-sanitizer: every kernel on every path, in each form and type, once, on small inputs.
+"""What runs under compute-sanitizer: launches of our kernels on small inputs, in groups (tools/sanitize.py).
 
-    python tools/sanitize_driver.py            # prints a line of JSON; exit code 0 when every result was right
-    python tools/sanitize_driver.py --brief    # float32 only, each plan in one form: for racecheck, which is slow
+    python tools/sanitize_driver.py                # "all": every kernel on every path, in each form and type
+    python tools/sanitize_driver.py clusters-2     # one of GROUPS
 
-Inputs are made and results are checked on the CPU, so that nearly all that the tool instruments is our own kernels.
+``hostile`` makes the calls of tests/hostile/. The other groups are for racecheck, which is slow: float32, one launch
+for each kernel and kind of row. Prints a line before each launch and a line of JSON at the end; exit code 0 when every
+result was right. Inputs are made and results are checked on the CPU, so that nearly all that the tool instruments is
+our own kernels.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 
@@ -19,6 +24,13 @@ from dsa_topk import _plan
 from dsa_topk.backends import cuda
 from dsa_topk.testing import CallShape, distributions, shapes
 
+CLUSTERS = (2, 3, 16)
+GROUPS = (
+    *("all", "hostile", "rows", "resident", "whole", "order"),
+    *(f"{kind}-{size}" for kind in ("clusters", "split") for size in CLUSTERS),
+)
+# Groups of racecheck by what the names of their kernels begin with.
+FAMILIES = {"rows": "Row", "resident": "Held", "whole": "Whole", "clusters": "Cluster", "split": "Split"}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FORMS = ("mixed", "ragged", "chunked")  # positions, ragged, paged
 WIDTH, K = 4500, 300
@@ -26,16 +38,49 @@ WIDTH, K = 4500, 300
 # comes with a bracket of no width.
 ROWS = ("normal", "normal", "plateau", "normal", "infinities", "all_nan", "fp16_bin")
 LENGTHS = (K - 1, WIDTH, WIDTH, 200, WIDTH, WIDTH, WIDTH)
-CLUSTERS = (2, 3, 16)
+# Kinds of rows for racecheck, by the path they take: distribution, length, k, and whether the bracket has no width.
+KINDS = {
+    "fast": ("normal", WIDTH, K, False),
+    "second try": ("normal", WIDTH, K, True),
+    "plateau": ("plateau", WIDTH, K, False),
+    "exact": ("normal", 200, 37, False),
+}
+NARROW = 3000  # for kernels that hold a row of up to 4096 scores
+
+
+class Run:
+    """Counts launches, collects what is wrong."""
+
+    def __init__(self) -> None:
+        self.launches = 0
+        self.problems: list[str] = []
+
+    def launch(
+        self, about: str, plan: _plan.Plan | None, shape: CallShape, scores: torch.Tensor, order: str, tie_break: str
+    ) -> None:
+        """One call; without a plan, by the backend's choice."""
+        self.launches += 1
+        print(f"launch {self.launches}: {about}", flush=True)
+        if plan is None:
+            wrong = select(shape, scores, order, tie_break)
+        else:
+            with cuda.use_plan(plan):
+                wrong = select(shape, scores, order, tie_break)
+        if wrong:
+            self.problems.append(f"{about}: {wrong}")
+
+
+def limits() -> _plan.DeviceLimits:
+    """What the device can do, as the backend has probed it."""
+    return cuda._load(torch.cuda.current_device())[1]
 
 
 def plans() -> Iterator[_plan.Plan]:
     """Each kernel, with its usual bracket and with one of no width; cluster kernels with a few sizes."""
-    limits = cuda._load(torch.cuda.current_device())[1]
-    usual = _plan.choose(len(ROWS), WIDTH, K, limits)
+    usual = _plan.choose(len(ROWS), WIDTH, K, limits())
     for kernel in _plan.KERNELS:
-        sizes = [size for size in CLUSTERS if limits.clusters[size] > 0] if kernel.startswith("Cluster") else [1]
-        for size in sizes:
+        several = [size for size in CLUSTERS if limits().clusters[size] > 0]
+        for size in several if kernel in _plan.SEVERAL else [1]:
             for margin in (usual.margin, 0.0):
                 yield dataclasses.replace(usual, kernel=kernel, cluster=size, margin=margin)
 
@@ -54,7 +99,16 @@ def case(form: str, dtype: torch.dtype, k: int) -> tuple[CallShape, torch.Tensor
     return shape, scores
 
 
-def run(shape: CallShape, scores: torch.Tensor, order: str, tie_break: str) -> str | None:
+def kind_case(kind: str, width: int) -> tuple[CallShape, torch.Tensor]:
+    """A call on the CPU with a few rows of one kind; with more of those that a bracket of no width may yet hold."""
+    name, length, k, no_width = KINDS[kind]
+    rows = 6 if no_width else 2
+    scores = distributions.make(name, rows, width, k=k)
+    lengths = torch.full((rows,), min(length, width), dtype=torch.int32)
+    return CallShape(kind, "positions", rows, width, k, lengths=lengths), scores
+
+
+def select(shape: CallShape, scores: torch.Tensor, order: str, tie_break: str) -> str | None:
     """Launch one call; what is wrong with its result, or None."""
     on_gpu, on_gpu_scores = shape.to("cuda"), scores.to("cuda")
     size = (shape.rows, shape.k)
@@ -75,30 +129,92 @@ def run(shape: CallShape, scores: torch.Tensor, order: str, tie_break: str) -> s
     return None if verdict.ok else verdict.reason
 
 
-def main() -> int:
-    """Run everything: 0 if all results are right and every path was taken."""
-    problems, launches = [], 0
-    brief = "--brief" in sys.argv[1:]
+def run_all(run: Run) -> None:
+    """Every kernel, form and type, with rows of all kinds in each call."""
+    for dtype in DTYPES:
+        for number, form in enumerate(FORMS):
+            for k in (K, 37):  # the smaller one also for the short window, which is then no trivial row
+                shape, scores = case(form, dtype, k)
+                for turn, plan in enumerate(plans()):
+                    order = "score" if (turn + number) % 6 == 0 else "position"
+                    tie_break = "largest" if turn % 2 else "smallest"
+                    run.launch(
+                        f"{form} {dtype} k={k} {plan} {order} {tie_break}", plan, shape, scores, order, tie_break
+                    )
+
+
+def run_kinds(run: Run, plans: Sequence[_plan.Plan], width: int = WIDTH) -> None:
+    """Each plan once for each kind of row."""
+    for plan in plans:
+        for kind, (_, _, _, no_width) in KINDS.items():
+            shape, scores = kind_case(kind, width)
+            used = dataclasses.replace(plan, margin=0.0) if no_width else plan
+            run.launch(f"{kind}, {width} columns, {used}", used, shape, scores, "position", "smallest")
+
+
+def run_order(run: Run) -> None:
+    """The second launch of order="score": both tie rules, k below and at its largest."""
+    for k in (K, 8192):
+        for name, tie_break in (("normal", "smallest"), ("half_zeros", "largest")):
+            shape = CallShape("order", "positions", 2, WIDTH, k, lengths=torch.tensor([WIDTH, 200], dtype=torch.int32))
+            scores = distributions.make(name, 2, WIDTH, k=k)
+            run.launch(f"order by score, k={k}, {name}, {tie_break}", None, shape, scores, "score", tie_break)
+
+
+def run_hostile(run: Run) -> None:
+    """The calls of tests/hostile/."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+    hostile = importlib.import_module("hostile")
+    for about, attempt in hostile.everything("cuda", "cuda"):
+        run.launches += 1
+        print(f"launch {run.launches}: {about}", flush=True)
+        if wrong := attempt():
+            run.problems.append(f"{about}: {wrong}")
+
+
+def run_group(group: str, run: Run) -> str | None:
+    """Make the launches of a group; why there are none, or None."""
+    usual = dataclasses.replace(_plan.choose(1, WIDTH, K, limits()), cluster=1)
+    if group == "all":
+        run_all(run)
+    elif group == "hostile":
+        run_hostile(run)
+    elif group == "order":
+        run_order(run)
+    else:
+        family, _, size = group.partition("-")
+        kernels = [kernel for kernel in _plan.KERNELS if kernel.startswith(FAMILIES[family])]
+        if size and limits().clusters[int(size)] == 0:
+            return f"the device runs no clusters of {size} blocks"
+        used = [dataclasses.replace(usual, kernel=kernel, cluster=int(size or 1)) for kernel in kernels]
+        for width in (NARROW, WIDTH) if family == "resident" else (WIDTH,):
+            run_kinds(run, used, width)
+    return None
+
+
+def expected_paths(group: str) -> Sequence[str]:
+    """The paths that rows of a group must have taken, or the group tests less than it says."""
+    if group == "all":
+        return cuda.PATHS
+    return tuple(KINDS) if group == "rows" or group.startswith("clusters") else ()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a group: 0 if all results are right and every path was taken."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    group = given[0] if given else "all"
+    if group not in GROUPS or len(given) > 1:
+        print(f"sanitize_driver: expected one of {', '.join(GROUPS)}, got {' '.join(given)}", file=sys.stderr)
+        return 2
+    run = Run()
     with cuda.count_paths() as counts:
-        for dtype in DTYPES[:1] if brief else DTYPES:
-            for number, form in enumerate(FORMS):
-                for k in (K, 37):  # the smaller one also for the short window, which is then no trivial row
-                    shape, scores = case(form, dtype, k)
-                    for turn, plan in enumerate(plans()):
-                        if (
-                            brief and turn // 2 % len(FORMS) != number
-                        ):  # a plan and its twin without width stay together
-                            continue
-                        order = "score" if (turn + number) % 6 == 0 else "position"
-                        tie_break = "largest" if turn % 2 else "smallest"
-                        with cuda.use_plan(plan):
-                            wrong = run(shape, scores, order, tie_break)
-                        launches += 1
-                        if wrong:
-                            problems.append(f"{form} {dtype} k={k} {plan} {order} {tie_break}: {wrong}")
+        absent = run_group(group, run)
     paths = dict(zip(cuda.PATHS, counts.tolist(), strict=True))
-    problems += [f"no row took the path {path!r}" for path, count in paths.items() if count == 0]
-    print(json.dumps({"launches": launches, "paths": paths, "problems": problems[:10]}))
+    problems = list(run.problems)
+    if absent is None:
+        problems += [f"no row took the path {path!r}" for path in expected_paths(group) if paths[path] == 0]
+    report = {"launches": run.launches, "paths": paths, "problems": problems[:10], "absent": absent}
+    print(json.dumps(report))
     return 1 if problems else 0
 
 

@@ -4,8 +4,12 @@
 Importing this package imports torch and nothing heavier.
 """
 
+from dsa_topk import _start
 from dsa_topk._version import __version__
-from dsa_topk.api import topk_paged, topk_positions, topk_ragged
-from dsa_topk.backends import explain
+
+_start.begin()  # before torch is imported, which takes a second
+
+from dsa_topk.api import topk_paged, topk_positions, topk_ragged  # noqa: E402
+from dsa_topk.backends import explain  # noqa: E402
 
 __all__ = ["__version__", "explain", "topk_paged", "topk_positions", "topk_ragged"]

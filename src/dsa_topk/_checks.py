@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dsa_topk._call import FORMS, MAX_K, ORDERS, TIE_BREAKS, Call, Form, Order, TieBreak
 
+MAX_ROWS = 2**31 - 1  # a launch has a block for each row, and no grid is larger
 MAX_WIDTH = 2**31 - 1
 MAX_PAGE_SIZE = 2**31 - 1
 
@@ -62,6 +63,10 @@ def check(
         rows, width = scores.shape
     except (ValueError, RuntimeError):
         _refuse_shape("scores", scores, "[R, N]")
+    if scores.is_neg():  # the imaginary part of a conjugate; nothing public makes such a view of integers
+        _refuse_negative(scores)
+    if rows > MAX_ROWS:
+        raise ValueError(f"scores: expected fewer than 2**31 rows, got shape {list(scores.shape)}")
     if width > MAX_WIDTH:
         raise ValueError(f"scores: expected fewer than 2**31 columns, got shape {list(scores.shape)}")
     row_stride, column_stride = scores.stride()
@@ -82,23 +87,21 @@ def check(
     if return_scores is not False and return_scores is not True:
         _refuse_type("return_scores", return_scores, "a bool")
 
-    # Integer tensors.
+    # Integer tensors. What the overlap test needs of a tensor is kept, so that nothing is read from it twice.
     vectors = []
+    requests = entries = table_stride = 0
     if lengths is not None:
-        _check_vector("lengths", lengths, vector, device)
-        vectors.append(lengths)
+        vectors.append((lengths, _check_vector("lengths", lengths, vector, device)))
     if row_starts is not None:
-        _check_vector("row_starts", row_starts, vector, device)
-        vectors.append(row_starts)
+        vectors.append((row_starts, _check_vector("row_starts", row_starts, vector, device)))
     if form == "ragged":
         if out_offsets is None:
             _refuse_type("out_offsets", out_offsets, "an int32 or int64 tensor [R]")
-        _check_vector("out_offsets", out_offsets, vector, device)
-        vectors.append(out_offsets)
+        vectors.append((out_offsets, _check_vector("out_offsets", out_offsets, vector, device)))
     elif form == "paged":
         if not isinstance(page_table, Tensor):
             _refuse_type("page_table", page_table, "an int32 tensor [B, T]")
-        requests = _check_table(page_table, device)
+        requests, entries, table_stride = _check_table(page_table, device)
         if type(page_size) is not int and (
             not isinstance(page_size, (int, torch.SymInt)) or isinstance(page_size, bool)
         ):
@@ -106,16 +109,14 @@ def check(
         if not 1 <= page_size <= MAX_PAGE_SIZE:
             raise ValueError(f"page_size: expected 1 <= page_size < 2**31, got {page_size}")
         if row_to_batch is not None:
-            _check_vector("row_to_batch", row_to_batch, vector, device)
-            vectors.append(row_to_batch)
+            vectors.append((row_to_batch, _check_vector("row_to_batch", row_to_batch, vector, device)))
         elif requests < rows:
             raise ValueError(
                 f"page_table: expected at least R = {rows} rows, as row_to_batch is None (row i uses table row i), "
                 f"got {requests}"
             )
         if page_table_starts is not None:
-            _check_vector("page_table_starts", page_table_starts, vector, device)
-            vectors.append(page_table_starts)
+            vectors.append((page_table_starts, _check_vector("page_table_starts", page_table_starts, vector, device)))
     elif form != "positions":
         _refuse_name("form", form, FORMS)
 
@@ -140,28 +141,28 @@ def check(
     # Outputs.
     if out is None and out_positions is None:
         return call
+    out_stride = positions_stride = 0
     if out is not None:
-        _check_output("out", out, rows, k, device)
+        out_stride = _check_output("out", out, rows, k, device)
     if out_positions is not None:
         if form == "positions":
             raise ValueError("out_positions: topk_positions writes positions to out, got an out_positions as well")
-        _check_output("out_positions", out_positions, rows, k, device)
+        positions_stride = _check_output("out_positions", out_positions, rows, k, device)
     if type(scores) is not Tensor and not _has_memory(scores):
         return call  # fake: nothing can overlap
     # Only where address ranges meet is the exact test worth its time.
     start = scores.data_ptr()
     spans = [(start, start + ((rows - 1) * row_stride + width) * (4 if dtype is _FLOAT32 else 2))]
-    for tensor in vectors:
+    for tensor, size in vectors:
         start = tensor.data_ptr()
-        spans.append((start, start + ((rows - 1) * tensor.stride()[0] + 1) * (4 if tensor.dtype is _INT32 else 8)))
+        spans.append((start, start + ((rows - 1) * tensor.stride()[0] + 1) * size))
     if page_table is not None:
-        requests, entries = page_table.shape
         start = page_table.data_ptr()
-        spans.append((start, start + ((requests - 1) * page_table.stride()[0] + entries) * 4))
-    for output in (out, out_positions):
+        spans.append((start, start + ((requests - 1) * table_stride + entries) * 4))
+    for output, stride in ((out, out_stride), (out_positions, positions_stride)):
         if output is not None:
             low = output.data_ptr()
-            high = low + ((rows - 1) * output.stride()[0] + k) * 4
+            high = low + ((rows - 1) * stride + k) * 4
             for start, end in spans:
                 if start < high and low < end:
                     _check_overlap(call)
@@ -170,8 +171,8 @@ def check(
     return call
 
 
-def _check_table(table: Tensor, device: torch.device) -> int:
-    """Refuse what is not a dense int32 tensor ``[B, T]`` beside the scores; return B."""
+def _check_table(table: Tensor, device: torch.device) -> tuple[int, int, int]:
+    """Refuse what is not a dense int32 tensor ``[B, T]`` beside the scores; return B, T and the row stride."""
     if table.dtype is not _INT32:
         raise TypeError(f"page_table: expected dtype int32, got {table.dtype}")
     if table.layout is not _STRIDED:
@@ -182,13 +183,14 @@ def _check_table(table: Tensor, device: torch.device) -> int:
         _refuse_shape("page_table", table, "[B, T]")
     if table.device != device:
         _refuse_device("page_table", table, device)
-    if entries > 1 and table.stride()[1] != 1:
+    row_stride, column_stride = table.stride()
+    if entries > 1 and column_stride != 1:
         _refuse_stride("page_table", table)
-    return requests
+    return requests, entries, row_stride
 
 
-def _check_vector(name: str, tensor: Tensor, shape: tuple[int], device: torch.device) -> None:
-    """Refuse what is not a dense int32 or int64 tensor ``[R]`` beside the scores; any stride is fine."""
+def _check_vector(name: str, tensor: Tensor, shape: tuple[int], device: torch.device) -> int:
+    """Refuse what is not a dense int32 or int64 tensor ``[R]`` beside the scores, any stride; return its item size."""
     if not isinstance(tensor, Tensor):
         _refuse_type(name, tensor, "an int32 or int64 tensor [R]")
     dtype = tensor.dtype
@@ -200,10 +202,11 @@ def _check_vector(name: str, tensor: Tensor, shape: tuple[int], device: torch.de
         _refuse_shape(name, tensor, f"[R] = {list(shape)}")
     if tensor.device != device:
         _refuse_device(name, tensor, device)
+    return 4 if dtype is _INT32 else 8
 
 
-def _check_output(name: str, tensor: Tensor, rows: int, k: int, device: torch.device) -> None:
-    """Refuse what can't take ``[R, k]`` int32 results: rows may lie apart, but not on each other."""
+def _check_output(name: str, tensor: Tensor, rows: int, k: int, device: torch.device) -> int:
+    """Refuse what can't take ``[R, k]`` int32 results: rows apart, never on each other; return their stride."""
     if not isinstance(tensor, Tensor):
         _refuse_type(name, tensor, "an int32 tensor [R, k]")
     if tensor.dtype is not _INT32:
@@ -221,6 +224,7 @@ def _check_output(name: str, tensor: Tensor, rows: int, k: int, device: torch.de
         raise ValueError(
             f"{name}: expected rows apart in memory (row stride >= k = {k}), got strides {list(tensor.stride())}"
         )
+    return row_stride
 
 
 def check_out_scores(call: Call, out_scores: Tensor | None) -> None:
@@ -270,6 +274,14 @@ def _refuse_device(name: str, tensor: Tensor, device: torch.device) -> NoReturn:
 
 def _refuse_stride(name: str, tensor: Tensor) -> NoReturn:
     raise ValueError(f"{name}: expected a contiguous last dimension (stride 1), got strides {list(tensor.stride())}")
+
+
+def _refuse_negative(scores: Tensor) -> NoReturn:
+    # Its memory holds the opposite of its values: a kernel that reads the bits would be wrong without a word.
+    raise ValueError(
+        f"scores: expected a tensor whose memory holds its values (resolve_neg() makes one), got a negative view of "
+        f"shape {list(scores.shape)}"
+    )
 
 
 # --- overlap: byte-exact, so that disjoint columns of one buffer are legal

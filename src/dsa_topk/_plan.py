@@ -5,7 +5,6 @@ Nothing here looks at data: lengths live on the device, where each row finds its
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 
@@ -16,21 +15,30 @@ class Kernel:
 
     name: str
     threads: int
-    samples: int  # of a row
-    room: int  # candidates that surely fit a block: its threads' lists fill unevenly, into a shared overflow of 512
+    samples: int  # of a row; none where the whole row is held
+    room: int  # held: scores of a row, the misalignment of its start included; else candidates that surely fit a block
+    several: bool = False  # blocks a row
 
 
+# Room of the Row kernels: their threads' lists fill unevenly, into a shared overflow of 512.
 _TABLE = (
     Kernel("Row128", 128, 1024, 1280),
     Kernel("Row128Deep", 128, 2048, 1280),
     Kernel("Row256", 256, 4096, 1700),
-    Kernel("Row512", 512, 4096, 3400),
     Kernel("Row512Deep", 512, 8192, 3400),
-    Kernel("Cluster512", 512, 4096, 3400),
-    Kernel("Cluster512Deep", 512, 8192, 3400),
+    Kernel("Cluster512", 512, 4096, 3400, several=True),
+    Kernel("Held4K", 512, 0, 4096),
+    Kernel("Held8K", 512, 0, 8192),
+    Kernel("Held16K", 512, 0, 16384),
+    Kernel("Split512", 512, 2048, 4096, several=True),
+    Kernel("Whole512", 512, 2048, 8192),
+    Kernel("Whole1024", 1024, 4096, 8192),
 )
 KERNELS = tuple(kernel.name for kernel in _TABLE)
 """The kernels of csrc/launch.h, by their number."""
+
+SEVERAL = frozenset(kernel.name for kernel in _TABLE if kernel.several)
+"""Those that share a row among the blocks of a cluster."""
 
 CLUSTER_SIZES = tuple(range(2, 17))
 
@@ -73,12 +81,10 @@ class Plan:
 # (docs/kernel-notes.md).
 _MARGIN_MANY, _MARGIN_WAVE, _MARGIN_FEW = 2.6, 3.2, 4.5
 
-# Measured on an H200: the best number of blocks a row for rows up to this width, where the rows leave SMs idle.
-_BLOCKS = ((6144, 1), (24576, 2), (49152, 3), (98304, 4), (196608, 6), (393216, 8))
+_HELD = tuple(kernel for kernel in _TABLE if kernel.samples == 0)
 
 
-@functools.lru_cache(maxsize=4096)
-def choose(rows: int, width: int, k: int, limits: DeviceLimits) -> Plan:
+def choose(rows: int, width: int, k: int, limits: DeviceLimits, aligned: bool = True) -> Plan:
     """Choose the launch for ``rows`` windows of at most ``width`` scores.
 
     Parameters
@@ -87,6 +93,8 @@ def choose(rows: int, width: int, k: int, limits: DeviceLimits) -> Plan:
         Sizes of the call; ``width`` bounds every row's length.
     limits : DeviceLimits
         Probed once a device.
+    aligned : bool
+        Whether every row surely starts at a multiple of four scores in memory.
 
     Returns
     -------
@@ -102,13 +110,24 @@ def choose(rows: int, width: int, k: int, limits: DeviceLimits) -> Plan:
             names, prefetch = ("Row128Deep", "Row256", "Row512Deep"), 16384
         else:
             names, prefetch = ("Row256", "Row512Deep"), 32768 if width <= 49152 or not many else 65536
-        return Plan(_first_with_room(names, width, k, 1, margin), 1, margin, prefetch if many or width > 24576 else 0)
-    cluster = _cluster_size(rows, width, limits)
+        return Plan(_first_with_room(names, width, k, margin), 1, margin, prefetch if many or width > 24576 else 0)
+    span = width if aligned else width + 3
+    held = next((kernel for kernel in _HELD if span <= kernel.room), None)
+    if held is not None:
+        return Plan(held.name, 1, _MARGIN_FEW)
+    # As many blocks a row as still run at once; more than eight do not help rows this short.
+    most = 16 if width > 32768 else 8
+    cluster = next((size for size in range(most, 1, -1) if limits.clusters[size] >= rows), 1)
     if cluster > 1:
-        return Plan(
-            _first_with_room(("Cluster512", "Cluster512Deep"), width, k, cluster, _MARGIN_FEW), cluster, _MARGIN_FEW
-        )
-    return Plan(_first_with_room(("Row512", "Row512Deep"), width, k, 1, _MARGIN_FEW), 1, _MARGIN_FEW)
+        # A block's part of the row's list, one of average luck; what it can send to others is less in large clusters.
+        listed = expected_listed(width, k, 2048, _MARGIN_FEW) / cluster
+        fits = listed <= 0.7 * (1024 if cluster > 8 else 2048 if cluster > 4 else 4096)
+        return Plan("Split512" if fits else "Cluster512", cluster, _MARGIN_FEW)
+    for name in ("Whole1024",) if rows <= limits.sms else ("Whole512", "Whole1024"):
+        kernel = _TABLE[KERNELS.index(name)]
+        if expected_listed(width, k, kernel.samples, _MARGIN_FEW) <= 0.85 * kernel.room:
+            return Plan(name, 1, _MARGIN_FEW)
+    return Plan("Row512Deep", 1, _MARGIN_FEW)
 
 
 def expected_candidates(width: int, k: int, samples: int, margin: float) -> float:
@@ -121,20 +140,15 @@ def expected_candidates(width: int, k: int, samples: int, margin: float) -> floa
     return 2.0 * margin * math.sqrt(samples * p * (1.0 - p)) * width / samples
 
 
-def _first_with_room(names: tuple[str, ...], width: int, k: int, blocks: int, margin: float) -> str:
+def expected_listed(width: int, k: int, samples: int, margin: float) -> float:
+    """Scores of a full-width row not below its bracket, on average: k, half the bracket, and two samples of grace."""
+    return k + expected_candidates(width, k, samples, margin) / 2 + 2.0 * width / samples
+
+
+def _first_with_room(names: tuple[str, ...], width: int, k: int, margin: float) -> str:
     """The first kernel whose lists hold the bracket's candidates, else the last: a full list is exact too, but slow."""
     for name in names:
         kernel = _TABLE[KERNELS.index(name)]
-        # Blocks of a cluster send each other up to 2048 (1024 in large clusters) and share a row's candidates unevenly.
-        room = kernel.room if blocks == 1 else 0.7 * blocks * (1024 if blocks > 8 else 2048)
-        if 1.1 * expected_candidates(width, k, kernel.samples, margin) <= room:  # a tenth for the bins' granularity
+        if 1.1 * expected_candidates(width, k, kernel.samples, margin) <= kernel.room:  # a tenth for the bins
             return name
     return names[-1]
-
-
-def _cluster_size(rows: int, width: int, limits: DeviceLimits) -> int:
-    """Blocks a row: what its width can use, as far as all rows still run at once."""
-    wanted = next((blocks for bound, blocks in _BLOCKS if width <= bound), 16)
-    if wanted == 2 and width < 16384 and rows < 32:
-        return 1  # alone, a short row is through before its blocks have met
-    return next((size for size in range(wanted, 1, -1) if limits.clusters[size] >= rows), 1)

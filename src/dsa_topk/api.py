@@ -83,7 +83,7 @@ def topk_positions(
     Parameters
     ----------
     scores : Tensor
-        ``[R, N]`` float32, bfloat16 or float16 with ``N < 2**31``; last dimension contiguous, any row stride.
+        ``[R, N]`` float32, bfloat16 or float16, ``R, N < 2**31``; last dimension contiguous, any row stride.
     lengths : Tensor or None
         ``[R]`` int32 or int64: valid scores of each row, from its start; None means to the end of the row.
     k : int
@@ -231,7 +231,7 @@ def topk_ragged(
     Parameters
     ----------
     scores : Tensor
-        ``[R, N]`` float32, bfloat16 or float16 with ``N < 2**31``; last dimension contiguous, any row stride.
+        ``[R, N]`` float32, bfloat16 or float16, ``R, N < 2**31``; last dimension contiguous, any row stride.
     lengths : Tensor or None
         ``[R]`` int32 or int64: valid scores of each row, from its start; None means to the end of the row.
     k : int
@@ -384,7 +384,7 @@ def topk_paged(
     Parameters
     ----------
     scores : Tensor
-        ``[R, N]`` float32, bfloat16 or float16 with ``N < 2**31``; last dimension contiguous, any row stride.
+        ``[R, N]`` float32, bfloat16 or float16, ``R, N < 2**31``; last dimension contiguous, any row stride.
     lengths : Tensor or None
         ``[R]`` int32 or int64: valid scores of each row, from its start; None means to the end of the row.
     k : int

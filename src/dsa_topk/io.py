@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+
+from ._files import staged
 
 Form = Literal["positions", "ragged", "paged"]
 
@@ -265,27 +266,11 @@ def atomic_path(path: str | os.PathLike[str], *, force: bool = False) -> Iterato
     """
     path = Path(path)
     require_writable(path, force=force)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp{path.suffix}")
     try:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        with staged(path, None if force else _publish_new) as temporary:
+            yield temporary
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
-    mode = (
-        os.fstat(handle).st_mode & 0o777
-    )  # what the umask leaves: a writer may put its own file with other rights here
-    os.close(handle)
-    try:
-        yield temporary
-        temporary.chmod(mode)
-        _sync(temporary)
-        if force:
-            temporary.replace(path)
-        else:
-            _publish_new(temporary, path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _publish_new(temporary: Path, path: Path) -> None:
@@ -297,12 +282,6 @@ def _publish_new(temporary: Path, path: Path) -> None:
     except OSError:  # a file system without hard links
         require_writable(path, force=False)
         temporary.replace(path)
-
-
-def _sync(path: Path) -> None:
-    """Have the bytes on the disk before the name points at them."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def _require_suffix(path: Path) -> None:

@@ -301,8 +301,57 @@ def wide_brackets(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
         yield Case(name, prepare(row[None], None, middle), kernel, cluster, options=Options(seed=seed))
 
 
+# Rows too wide for a second bitmap where the lists are: no plateau pass, and so no barrier of its own.
+NO_PLATEAU = {"Row128": 170_000, "Row128Deep": 170_000, "Row256": 327_680, "Row512": 600_000, "Row512Deep": 600_000}
+
+
+def sampled_columns(kernel: str, n: int) -> torch.Tensor:
+    """Where csrc/sample.cuh may look in a row of n scores, whatever its alignment: ``[n]`` bool."""
+    pieces = {"Row128": 16, "Row128Deep": 32, "Row512Deep": 128, "Cluster512Deep": 128}.get(kernel, 64)
+    quarter = n // 4 // 16 * 16
+    seen = torch.zeros(n + 16, dtype=torch.bool)
+    for g in range(pieces):
+        h = g * 0x9E3779B1 % 2**32
+        h = (h ^ h >> 15) * 0x85EBCA6B % 2**32
+        start = (g * (0xFFFFFFFF // pieces) + h // pieces) * (quarter - 15) >> 32
+        for q in range(4):  # 16 scores from a multiple of 16 in memory, which lies up to 15 in front of `start`
+            seen[max(start - 15, 0) + q * quarter : start + 16 + q * quarter] = True
+    return seen[:n]
+
+
+def between_the_samples(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
+    """All that the sample sees is -inf; the 300 to 700 finite scores lie where it does not look.
+
+    A race: in rows without room for a plateau pass nothing stood between the first thread's note of the sample's ends
+    and the others' reading of it.
+    """
+    kernel, cluster = route
+    k, n = 200, NO_PLATEAU.get(kernel, 12_000)
+    if seed and n > 200_000:
+        return  # seconds each
+    free = (~sampled_columns(kernel, n)).nonzero()[:, 0]
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.full((3, n), -torch.inf)
+    for row, finite in zip(scores, (300, 500, 700), strict=True):
+        places = free[torch.randperm(len(free), generator=generator)[:finite]]
+        row[places] = torch.randn(finite, generator=generator)
+    call = prepare(scores, None, k, tie_break=("smallest", "largest")[seed % 2])
+    about = f"finite scores between the samples, n={n} {kernel}x{cluster} seed {seed}"
+    yield Case(about, call, kernel, cluster, options=Options(seed=seed))
+
+
 Group = Callable[..., Iterator[Case]]
-_GROUPS = (by_shape, by_layout, far_rows, hostile_integers, by_order, narrow_brackets, wide_brackets, crowds)
+_GROUPS = (
+    by_shape,
+    by_layout,
+    far_rows,
+    hostile_integers,
+    by_order,
+    narrow_brackets,
+    wide_brackets,
+    crowds,
+    between_the_samples,
+)
 GROUPS: dict[str, Group] = {f.__name__: f for f in _GROUPS}
 
 

@@ -69,12 +69,26 @@ inline int __dp2a_lo(int a, int b, int c) {
          static_cast<int16_t>(a >> 16) * static_cast<int8_t>(b >> 8);
 }
 
+// libm answers a signalling NaN with NaN, the hardware with the other operand.
+namespace cpu {
+template <class T>
+constexpr T min_number(T a, T b) {
+  return a != a ? b : b != b ? a : std::fmin(a, b);
+}
+template <class T>
+constexpr T max_number(T a, T b) {
+  return a != a ? b : b != b ? a : std::fmax(a, b);
+}
+}  // namespace cpu
+#define fminf(a, b) cpu::min_number<float>(a, b)
+#define fmaxf(a, b) cpu::max_number<float>(a, b)
+
 // min and max of CUDA take any mix of integer types; signed with unsigned of the same size compares as unsigned.
 template <class A, class B, class = std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>>>
 constexpr std::common_type_t<A, B> min(A a, B b) {
   using T = std::common_type_t<A, B>;
   if constexpr (std::is_floating_point_v<T>)
-    return std::fmin(static_cast<T>(a), static_cast<T>(b));
+    return cpu::min_number(static_cast<T>(a), static_cast<T>(b));
   else
     return static_cast<T>(b) < static_cast<T>(a) ? static_cast<T>(b) : static_cast<T>(a);
 }
@@ -82,7 +96,7 @@ template <class A, class B, class = std::enable_if_t<std::is_arithmetic_v<A> && 
 constexpr std::common_type_t<A, B> max(A a, B b) {
   using T = std::common_type_t<A, B>;
   if constexpr (std::is_floating_point_v<T>)
-    return std::fmax(static_cast<T>(a), static_cast<T>(b));
+    return cpu::max_number(static_cast<T>(a), static_cast<T>(b));
   else
     return static_cast<T>(a) < static_cast<T>(b) ? static_cast<T>(b) : static_cast<T>(a);
 }

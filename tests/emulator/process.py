@@ -47,13 +47,15 @@ class Buffer:
         if t.dim() == 0:
             return 1, size, size
         if t.dim() == 1:
-            return (1, t.numel() * size, 0) if t.stride(0) == 1 else (t.numel(), size, t.stride(0) * size)
+            dense = t.stride(0) == 1 or t.numel() == 1
+            return (1, t.numel() * size, 0) if dense else (t.numel(), size, t.stride(0) * size)
         if t.dim() != 2 or (t.stride(1) != 1 and t.shape[1] != 1):
             raise ValueError(f"tensor: expected 1-D, or 2-D with unit last stride, got {tuple(t.shape)} {t.stride()}")
         return t.shape[0], t.shape[1] * size, t.stride(0) * size if t.shape[0] > 1 else 0
 
     def read(self) -> bytes:
-        flat = self.tensor.detach().contiguous().reshape(-1)
+        # A copy, as one element of stride 0 counts as contiguous but can't be viewed as bytes.
+        flat = self.tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
         return flat.view(torch.uint8).numpy().tobytes()
 
     def write(self, data: bytes) -> None:

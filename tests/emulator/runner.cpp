@@ -11,13 +11,13 @@ struct Choice {
   int32_t kernel, dtype, cluster, by_score;
 };
 
-template <class C>
-void filter(dsa::Args a, const Choice& choice) {
-  const dsa::LaunchShape shape = dsa::filter_shape<C>(a, choice.cluster);
+template <class L>
+void select(dsa::Args a, const Choice& choice) {
+  const dsa::LaunchShape shape = L::shape(a, choice.cluster, dsa::Limits());
   cpu::Launch l;
   l.grid = dim3(static_cast<unsigned>(shape.blocks)), l.block = dim3(static_cast<unsigned>(shape.threads));
   l.smem = static_cast<size_t>(shape.smem_bytes), l.cluster = static_cast<unsigned>(shape.cluster);
-  server::run(l, [=] { dsa::filter_kernel<C>(a); });
+  server::run(l, [=] { L::kernel(a); });
 }
 
 template <class E>
@@ -31,13 +31,15 @@ void topk_of(const dsa::Args& given, const Choice& choice) {
   bool known = true;
 #ifdef EMULATED_SMALL
   if (choice.kernel == dsa::kRow128)
-    filter<dsa::Row128<E>>(a, choice);
+    select<dsa::FilterLaunch<dsa::Row128<E>>>(a, choice);
   else if (choice.kernel == dsa::kCluster512)
-    filter<dsa::Cluster512<E>>(a, choice);
+    select<dsa::FilterLaunch<dsa::Cluster512<E>>>(a, choice);
+  else if (choice.kernel == dsa::kHeld8K)
+    select<dsa::ResidentLaunch<dsa::Held8K<E>>>(a, choice);
   else
     known = false;
 #else
-  known = dsa::with_filter<E>(choice.kernel, [&](auto c) { filter<decltype(c)>(a, choice); });
+  known = dsa::with_kernel<E>(choice.kernel, [&](auto l) { select<decltype(l)>(a, choice); });
 #endif
   if (!known) server::failure = "no kernel " + std::to_string(choice.kernel);
   if (choice.by_score != 0) {
@@ -61,6 +63,7 @@ void topk(void* p, size_t bytes) {
   const Choice choice = *reinterpret_cast<const Choice*>(static_cast<const uint8_t*>(p) + sizeof(dsa::Args));
   if (a.rows == 0) return;
   dsa::set_page_size(a, a.page_size);
+  dsa::set_simple(a);
 #ifdef EMULATED_SMALL
   if (choice.dtype == dsa::kFloat32)
     topk_of<dsa::Float32>(a, choice);

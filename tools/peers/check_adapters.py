@@ -5,7 +5,8 @@ For machines without the peers' Python packages, from the root of the checkout:
     tools/peers/build.sh probe v2 ds fi
     dsa-topk check --backend tools.peers.check_adapters:sgl_v2 --suite quick --json sgl_v2.json
 
-Here are ``sgl_v2``, ``ds_fp32``, ``fi_native``, ``fi_det`` and ``fi_tie_small``; ``--backend`` may be repeated. How a
+Here are ``sgl_v2``, ``ds_fp32``, ``fi_native``, ``fi_det`` and ``fi_tie_small``; ``--backend`` may be repeated. Where
+the flashinfer package is installed its public functions run instead, and ``sgl_fast`` runs sgl_kernel's. How a
 peer is called stands in src/dsa_topk/bench/peers.py alone: this file turns the suite's calls into that module's
 problems and refuses what a peer does not take. Refused is also what a peer leaves to its callers (windows that leave
 the scores or the table, unaligned rows, ...), so that a fault in the report is a fault on the peer's own terms; with
@@ -14,7 +15,6 @@ PEERS_BEYOND_DOCS=1 in the environment such calls are sent too (they may crash o
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -22,10 +22,11 @@ from typing import Any, TypeVar
 import torch
 
 from dsa_topk.bench import cases, inputs, peers
-from dsa_topk.conformance.adapters import Result, Unsupported, _int32
+from dsa_topk.conformance.adapters import Result, Unsupported
+from dsa_topk.conformance.duties import documented, int32, int32_windows, pages_fit, window_of, zeros
 from dsa_topk.conformance.problem import Problem
 from dsa_topk.conformance.runner import SENTINEL
-from dsa_topk.testing.window import low32, windows
+from dsa_topk.testing.window import low32
 
 FORMS = ("positions", "ragged", "paged")
 PAGE_SIZE = 64  # of the tables made up here, for calls that have none
@@ -62,7 +63,7 @@ def sgl_v2(call: Problem) -> torch.Tensor:
     if call.form == "paged" or (call.form == "positions" and not _starts(call)):
         return _run(peers.sgl_v2, call, _rows_with_table(call))
     # Its ragged kernel is documented to write up to three columns in front of each window, so overlap is its caller's.
-    _documented(call.shape.rows < 2 or call.scores.stride(0) >= call.shape.width, "scores of overlapping rows")
+    documented(call.shape.rows < 2 or call.scores.stride(0) >= call.shape.width, "scores of overlapping rows")
     return _run(peers.sgl_v2, call, _ragged(call))
 
 
@@ -76,6 +77,14 @@ def ds_fp32(call: Problem) -> torch.Tensor:
     if call.k <= 1024:
         raise Unsupported("offsets with k <= 1024 (tools/peers/build.sh builds these with a page table only)")
     return _run(peers.ds_fp32, call, _ragged(call))
+
+
+@promises(max_k=2048, mode="set")
+def sgl_fast(call: Problem) -> torch.Tensor:
+    """sgl_kernel's legacy kernel, from its package only: k = 2048."""
+    if call.k != 2048:
+        raise Unsupported("k other than 2048")
+    return _run(peers.sgl_fast, call, _ragged(call))
 
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -107,7 +116,7 @@ def fi_tie_small(call: Problem) -> Result:
     if call.tie_break != "smallest":
         raise Unsupported(f"tie_break={call.tie_break!r}")
     problem = _flashinfer_problem(call)
-    window = windows(call.shape.rows, call.shape.width, call.k, call.scores.device, **_window_arguments(call))
+    window = window_of(call)
     origin = torch.zeros_like(window.start)
     if problem.page_table is not None:
         batches, entries = problem.page_table.shape
@@ -166,14 +175,7 @@ def _pages_of(size: int) -> Iterator[None]:
 
 def _problem(call: Problem, mode: str, **tensors: torch.Tensor | None) -> inputs.Problem:
     """A problem of the benchmark with the suite's windows as int32 (``mode`` decides its form)."""
-    start, count = call.windows()
-    lengths, starts = _int32(call, "lengths", "row_starts")
-    if call.lengths is None:
-        lengths = count.to(torch.int32)
-    assert lengths is not None
-    given = torch.zeros_like(lengths) if starts is None else starts
-    inside = bool((lengths == count).all() and (given == start).all())
-    _documented(inside, "windows that leave the scores or the page table")
+    lengths, starts = int32_windows(call)
     rows, k = call.shape.rows, call.k
     # The benchmark's rows are contiguous; where they are not, their pitch is what its conditions on the width mean.
     pitch = call.scores.stride(0) if rows > 1 else -(-call.shape.width // 32) * 32
@@ -185,10 +187,8 @@ def _problem(call: Problem, mode: str, **tensors: torch.Tensor | None) -> inputs
 
 def _ragged(call: Problem) -> inputs.Problem:
     """Offsets added, or none for positions."""
-    offsets = _int32(call, "out_offsets")[0]
-    if offsets is None:
-        offsets = torch.zeros(call.shape.rows, dtype=torch.int32, device=call.scores.device)
-    return _problem(call, "ragged", out_offsets=offsets)
+    offsets = int32(call, "out_offsets")[0]
+    return _problem(call, "ragged", out_offsets=zeros(call) if offsets is None else offsets)
 
 
 def _rows_with_table(call: Problem) -> inputs.Problem:
@@ -200,7 +200,7 @@ def _rows_with_table(call: Problem) -> inputs.Problem:
         entries = -(-call.shape.width // PAGE_SIZE)
         problem = _problem(call, "decode", page_table=_ascending_pages(rows, entries, call.scores.device))
     else:
-        table, owner = call.shape.page_table, _int32(call, "row_to_batch")[0]
+        table, owner = call.shape.page_table, int32(call, "row_to_batch")[0]
         assert table is not None
         if owner is not None and rows and not bool(((owner >= 0) & (owner < table.shape[0])).all()):
             raise Unsupported("row_to_batch outside the table: these peers take a table row for each score row")
@@ -214,55 +214,29 @@ def _flashinfer_problem(call: Problem) -> inputs.Problem:
     """FlashInfer takes every form; positions are ragged ones without offsets."""
     if call.form != "paged":
         return _ragged(call)
-    owner, first = _int32(call, "row_to_batch", "page_table_starts")
+    owner, first = int32(call, "row_to_batch", "page_table_starts")
     table = call.shape.page_table
     assert table is not None
     table = table[: call.shape.rows] if owner is None else table
     if first is None and call.row_starts is not None:
-        first = torch.zeros(call.shape.rows, dtype=torch.int32, device=call.scores.device)  # its default: score starts
+        first = zeros(call)  # its default: score starts
     problem = _problem(call, "packed", page_table=table, row_to_batch=owner, page_table_starts=first)
-    _documented(_pages_fit(call), "page-table entries below 0, results beyond int32")
+    documented(pages_fit(call), "page-table entries below 0, results beyond int32")
     return problem
 
 
 # -------------------------------------------------------------------------------------------------- what they take
 
 
-def _documented(condition: bool, reason: str) -> None:
-    """Refuse what the peer's documentation leaves to its callers, unless asked not to."""
-    if not condition and not os.environ.get("PEERS_BEYOND_DOCS"):
-        raise Unsupported(f"{reason} (its callers' duty)")
-
-
 def _aligned(call: Problem, size: int, why: str) -> None:
     rows, step = call.shape.rows, call.scores.stride(0) * call.scores.element_size()
-    _documented(call.scores.data_ptr() % size == 0 and (rows < 2 or step % size == 0), f"unaligned rows: {why}")
+    documented(call.scores.data_ptr() % size == 0 and (rows < 2 or step % size == 0), f"unaligned rows: {why}")
 
 
 def _starts(call: Problem) -> bool:
     """Whether any window starts elsewhere than at column 0 and table entry 0."""
     given = (call.row_starts, call.shape.page_table_starts)
     return any(tensor is not None and bool((tensor != 0).any()) for tensor in given)
-
-
-def _pages_fit(call: Problem) -> bool:
-    """Whether every table entry that a window reaches is at least 0 and its tokens are int32."""
-    shape = call.shape
-    window = windows(shape.rows, shape.width, call.k, call.scores.device, **_window_arguments(call))
-    assert window.page_table is not None
-    assert window.table_row is not None
-    assert window.table_start is not None
-    if not window.page_table.numel():
-        return True
-    pages = window.page_table[window.table_row].to(torch.int64)
-    entry = torch.arange(pages.shape[1], device=pages.device) - window.table_start[:, None]
-    used = (entry >= 0) & (entry * shape.page_size < window.count[:, None])
-    legal = (pages >= 0) & ((pages + 1) * shape.page_size <= 2**31)
-    return bool((legal | ~used).all())
-
-
-def _window_arguments(call: Problem) -> dict[str, Any]:
-    return {"form": call.form, "lengths": call.lengths, **call.shape.kwargs()}
 
 
 def _ascending_pages(batches: int, entries: int, device: torch.device) -> torch.Tensor:

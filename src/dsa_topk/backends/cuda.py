@@ -22,8 +22,8 @@ _FORM_NUMBER = {form: number for number, form in enumerate(FORMS)}
 _modules: dict[int, tuple[Any, _plan.DeviceLimits]] = {}  # by device index
 _Arguments = tuple[int, int, float, int]
 _chosen: dict[
-    tuple[int, int, int, int], _Arguments
-] = {}  # by rows, width, k, device index: an eager call counts microseconds
+    tuple[int, int, int, int, bool], _Arguments
+] = {}  # by rows, width, k, device index, alignment: an eager call counts microseconds
 _MAX_CHOSEN = 4096
 _override: _Arguments | None = None
 _counters: torch.Tensor | None = None
@@ -58,11 +58,13 @@ def run(call: Call) -> None:
         found = _load(index)
     select, limits = found
     rows, width = scores.shape
-    plan = _override or _chosen.get((rows, width, call.k, index))
+    aligned = call.row_starts is None and scores.stride(0) % 4 == 0 and scores.data_ptr() % 16 == 0
+    plan = _override or _chosen.get((rows, width, call.k, index, aligned))
     if plan is None:
         if len(_chosen) >= _MAX_CHOSEN:
             _chosen.clear()
-        plan = _chosen[rows, width, call.k, index] = _plan.choose(rows, width, call.k, limits).arguments
+        plan = _plan.choose(rows, width, call.k, limits, aligned).arguments
+        _chosen[rows, width, call.k, index, aligned] = plan
     select(
         scores,
         call.lengths,
@@ -96,10 +98,10 @@ def _limits(index: int, module: Any) -> _plan.DeviceLimits:
     properties = torch.cuda.get_device_properties(index)
     clusters = [0] * 17
     if properties.major >= 9:
-        kernel = _plan.KERNELS.index("Cluster512")
+        kernels = [_plan.KERNELS.index(name) for name in _plan.SEVERAL]
         for size in _plan.CLUSTER_SIZES:
             # With a slice of 65536 scores, the widest that the choice gives a block of a cluster of up to 1M columns.
-            clusters[size] = module.probe(index, kernel, size, 65536 * size, 2048)
+            clusters[size] = min(module.probe(index, kernel, size, 65536 * size, 2048) for kernel in kernels)
     return _plan.DeviceLimits(
         sms=properties.multi_processor_count,
         smem_per_block=getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block),

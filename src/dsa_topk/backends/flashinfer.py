@@ -26,7 +26,7 @@ from dsa_topk.backends import Capabilities
 
 name = "flashinfer"
 capabilities = Capabilities(
-    max_k=2048,  # the graph-safe route is the filtered kernel, which ends there
+    max_k=2048,  # the graph-safe route of its own kernels ends there; newer versions may go on with CUB's
     orders=("position",),
     canonical=False,
     returns_scores=False,
@@ -35,10 +35,10 @@ capabilities = Capabilities(
 )
 
 _PAGED, _RAGGED = "top_k_page_table_transform", "top_k_ragged_transform"
-# Lowest version known to have each argument: 0.6.17 is the one that the packed rows of SGLang were built on, 0.7.4 the
-# oldest whose signature with compact tables has been read.
-_FUSED = {"deterministic": "0.6.17", "tie_break": "0.6.17", "dsa_graph_safe": "0.6.17", "row_starts": "0.6.17"}
-_PACKED = {"row_to_batch": "0.6.17", "page_table_row_starts": "0.6.17"}
+# First release whose wheel has each argument (of 0.6.0, 0.6.4, 0.6.7 to 0.6.13, 0.6.15 to 0.6.17 and 0.7.0 to 0.7.4).
+_FUSED = {"deterministic": "0.6.8", "tie_break": "0.6.9", "dsa_graph_safe": "0.6.10", "row_starts": "0.6.10"}
+_PACKED = {"row_to_batch": "0.6.0", "page_table_row_starts": "0.6.17"}
+_COMPACT = "0.7.0"  # page_size, out, out_raw_indices, and the word that rows of scores may be padded
 _INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
 
 
@@ -101,9 +101,9 @@ def refuses(call: Call) -> str | None:
         if call.row_to_batch is not None or call.row_starts is not None or call.page_table_starts is not None:
             needed |= _PACKED
         if call.page_size > 1:
-            needed["page_size"] = "0.7.4"
+            needed["page_size"] = _COMPACT
         if call.out_positions is not None:
-            needed["out_raw_indices"] = "0.7.4"
+            needed["out_raw_indices"] = _COMPACT
     elif call.out_positions is not None:
         return "out_positions of the 'ragged' form; FlashInfer returns raw indices with page tables only"
     try:
@@ -112,7 +112,7 @@ def refuses(call: Call) -> str | None:
         return f"flashinfer can't be imported ({type(error).__name__}: {error})"
     missing = sorted(needed) if function is None else sorted(set(needed) - function.arguments)
     if missing:
-        version = max(needed[argument] for argument in missing)
+        version = max((needed[argument] for argument in missing), key=lambda text: [int(n) for n in text.split(".")])
         where = _PAGED if call.form == "paged" else _RAGGED
         return (
             f"{where} of the installed flashinfer-python {_version()} has no {', '.join(missing)}; "
@@ -173,8 +173,9 @@ def _run_paged(call: Call, out: torch.Tensor, lengths: torch.Tensor, common: dic
             raw if raw.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
         )
     assert call.page_table is not None
-    # Scores keep their row padding here; the table must be dense.
-    result = function.call(call.scores, call.page_table.contiguous(), lengths, call.k, **common)
+    # Scores keep their row padding where that is documented; the table must be dense.
+    scores = call.scores if "page_size" in function.arguments else _without_padding(call.scores)
+    result = function.call(scores, call.page_table.contiguous(), lengths, call.k, **common)
     if not direct:
         out.copy_(result)
     if raw is not None and not raw.is_contiguous():
@@ -190,7 +191,7 @@ def _int32(values: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _without_padding(scores: torch.Tensor) -> torch.Tensor:
-    """Return contiguous scores for the form that takes no row stride, without a copy where memory allows.
+    """Return contiguous scores for functions that take no row stride, without a copy where memory allows.
 
     A row's padding is as good as columns that no length reaches, so a padded view widened to its row stride is
     contiguous; only the last row's padding must exist.

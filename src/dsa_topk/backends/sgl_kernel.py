@@ -1,5 +1,6 @@
-"""The legacy fused top-k functions of the sgl-kernel package as a comparison backend.
+"""The legacy fused top-k functions of the sgl_kernel package as a comparison backend.
 
+PyPI has the package as sglang-kernel, until 0.3.21 as sgl-kernel; SGLang's name for the backend stayed ``sgl-kernel``.
 Not canonical and not exact: order and ties are arbitrary, a coarse bin with more than 4096 candidates loses some, and
 lengths, starts and tables must be valid because nothing clamps them.
 """
@@ -59,7 +60,7 @@ def rows_by(cu_seqlens_q: torch.Tensor | None) -> Iterator[None]:
 def unavailable() -> str | None:
     """Say why the package can't run here, without importing it."""
     if "sgl_kernel" not in sys.modules and importlib.util.find_spec("sgl_kernel") is None:
-        return "sgl-kernel is not installed (pip install sgl-kernel)"
+        return "sgl-kernel is not installed (pip install sglang-kernel)"
     if not torch.cuda.is_available():
         return "sgl-kernel needs a CUDA device and torch sees none"
     return None
@@ -111,6 +112,8 @@ def run(call: Call) -> None:
     if call.form == "positions":
         result = function(call.scores, lengths, call.k, row_starts=starts)
     elif call.form == "ragged":
+        if starts is None:  # documented as optional only where no length exceeds k, which nobody here knows
+            starts = torch.zeros_like(lengths)
         result = function(call.scores, lengths, _int32(call.out_offsets), call.k, row_starts=starts)
     else:
         table, cu_seqlens_q = _table_and_rows(call)

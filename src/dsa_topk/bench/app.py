@@ -15,6 +15,8 @@ from .record import Record, Row, make_header, resume
 from .session import OURS, Session, WrongResult
 from .timing import GraphTimer, HostTimer, Timer
 
+# What a reader of --plot's silence would ask.
+NO_FIGURE = "a line needs normal float32 scores, k = 2048 and two lengths of one mode and regime"
 OK, FAILED, INCOMPLETE, INTERRUPTED = 0, 1, 3, 130
 
 
@@ -129,15 +131,14 @@ def _run(session: Session, selected: list[Case], options: Options, progress: boo
     for name, why in session.absent.items():
         print(f"peer {name} took no part: {why}")
     if options.plot is not None and rows:
-        for path in _plot(record, rows, options.plot):
-            print(f"wrote {path}")
+        drawn = _plot(record, rows, options.plot)
+        print("\n".join(f"wrote {path}" for path in drawn) or f"no figure: {NO_FIGURE}")
     if wrong:
         print(f"WRONG RESULT: {wrong}", file=sys.stderr)
         return FAILED
     if left:
         print(f"{len(left)} cases left: run the same command again with the same --json file to go on")
-        return INTERRUPTED if interrupted else INCOMPLETE
-    return OK
+    return INTERRUPTED if interrupted else INCOMPLETE if left else OK
 
 
 def _backend(device: torch.device) -> str:

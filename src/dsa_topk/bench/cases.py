@@ -13,7 +13,8 @@ REGIMES = ("cold", "warm")
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 PAGE_SIZE = 64
 NEXT_N = 4  # rows of one request in mode mtp
-RAGGED_MARGIN = 320  # columns beyond the longest window of ragged and packed scores: room for the row starts
+# Columns beyond the longest window of ragged and packed scores: room for the row starts, in whole 128-byte lines.
+RAGGED_MARGIN = 320
 WARM_BYTES = 40 << 20  # scores that stay in an H200's L2 (50 MB) between two calls
 
 
@@ -109,8 +110,8 @@ DISTS = (
     "half_minus_inf",
     "mask_1e9",
 )
-_DECODE_DIST = ((1, 8192), (1, 131072), (16, 32768), (64, 65536), (64, 131072), (256, 16384))
-_PREFILL_DIST = ((1024, 32768), (4096, 8192), (4096, 32768), (4096, 65536))
+_DECODE_DIST = ((1, 8192), (1, 131072), (4, 262144), (16, 32768), (64, 65536), (64, 131072), (256, 16384))
+_PREFILL_DIST = ((1024, 8192), (1024, 32768), (1024, 131072), (4096, 8192), (4096, 32768), (4096, 65536))
 
 
 def _decode() -> list[Case]:
@@ -132,7 +133,7 @@ def _k() -> list[Case]:
     out = []
     for k in (512, 1024, 2048):  # 2048 again: a comparison needs the same run
         out += [Case("decode", b, w, k) for b in (1, 16, 64, 256) for w in (8192, 32768, 131072)]
-        out += [Case("ragged", 4096, w, k) for w in (8192, 16384, 65536)]
+        out += [Case("ragged", r, w, k) for r in (1024, 4096) for w in (8192, 16384, 65536)]
     return out
 
 
@@ -143,7 +144,6 @@ def _dist() -> list[Case]:
     out += [Case("decode", b, w, dist="recorded") for b, w in ((1, 8192), (64, 8192), (256, 8192))]
     out += [Case("decode", b, 8192) for b in (64, 256)]
     out += [Case("ragged", r, 8192, dist="recorded") for r in (1024, 4096)]
-    out += [Case("ragged", 1024, 8192)]
     return out
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from .._files import write_text
 from . import figures, record, report
 from .cases import SUITES, Case
 from .record import Record, Row
@@ -32,9 +32,11 @@ How long one call takes on a GPU, beside other projects' kernels and beside a ke
 - All contestants of a row, the floor included, take turns within one run; figures are medians of at least 5
   repetitions, `+-` is the distance of the second lowest and the second highest.
 - Every timed output went through the checker: ours must be canonical, a peer's must be an exact set. A `!` marks peers
-  whose result was not exact on that row.
+  whose result was not exact on that row; the best peer is the fastest of all that were timed, these included.
 - **floor**: a streaming read of exactly the same windows, best of several launch shapes, no programmatic dependent
   launch. GB/s counts the bytes of the windows.
+- `tie_largest` and `order_score` are our own call with `tie_break="largest"` and with `order="score"`, where they were
+  timed too.
 - Decode: every row is as long as the score tensor is wide, page size 64. MTP: four rows per request, each one score
   longer than the one before. Mixed: lengths log-uniform from 1 to the width. Ragged and packed: windows grow linearly
   from half to full, starts are never a multiple of 4; packed has page size 64, `row_to_batch` and `page_table_starts`.
@@ -44,24 +46,38 @@ How long one call takes on a GPU, beside other projects' kernels and beside a ke
 ```
 {commands}
 ```
-`--peers auto` takes those that are installed (FlashInfer, sgl-kernel, torch.topk) or built by `tools/peers/build.sh`.
+`--peers auto` takes those that are installed (FlashInfer, sglang,
+sgl-kernel, torch.topk) or built by `tools/peers/build.sh`.
 `dsa-topk bench --compare OLD.json NEW.json` says what a change did, and exits 1 on a regression beyond noise.
 """
 
 
-def load_results(folder: Path) -> dict[str, Record]:
-    """The records below ``folder`` (``<machine>/*.json``), the files of one machine merged; later names win."""
-    found: dict[str, Record] = {}
+@dataclass
+class Merged(Record):
+    """The files of one machine as one record, and the files themselves: ratios of two rows are taken within one."""
+
+    runs: list[Record] = field(default_factory=list)
+
+
+def load_results(folder: Path) -> dict[str, Merged]:
+    """The records below ``folder`` (``<machine>/*.json``), the files of one machine merged.
+
+    Of a case in several files the row with the most peers is taken whole (its times are of one run), else the later
+    name's; our variants are taken from wherever they were timed. Host times keep the file that they are from.
+    """
+    found: dict[str, Merged] = {}
     for path in sorted(folder.glob("*/*.json")):
         if path.name.endswith(".previous.json"):
             continue
         one = record.load(path)
-        whole = found.setdefault(path.parent.name, Record({}))
+        whole = found.setdefault(path.parent.name, Merged({}))
+        whole.runs.append(one)
         for row in one:
-            twice = whole.rows.get(row.case)
-            whole.add(replace(row, variants=row.variants or (twice.variants if twice else {})))
+            first, second = whole.rows.get(row.case, row), row
+            taken = first if len(first.peers) > len(second.peers) else second
+            whole.add(replace(taken, variants=second.variants or first.variants))
         whole.notes.update(one.notes)
-        whole.host_us.update(one.host_us)
+        whole.host_us.update({f"{name} {path.name}": us for name, us in one.host_us.items()})
         header = one.header
         whole.header.setdefault("gpu", header["gpu"])
         whole.header[path.name] = (
@@ -77,7 +93,7 @@ def markdown_table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(line) + " |" for line in body)])
 
 
-def page(results: dict[str, Record], images: Path = Path("images/benchmarks")) -> str:
+def page(results: Mapping[str, Record], images: Path = Path("images/benchmarks")) -> str:
     """The page's text; ``images`` is where its pictures lie, relative to it."""
     # Built from the suites, so that a renamed one cannot stay in the text.
     commands = "\n".join(f"dsa-topk bench --suite {name} --json {name}.json --plot figures" for name in SUITES)
@@ -93,10 +109,9 @@ def _machine(machine: str, data: Record, images: Path) -> str:
     parts = [f"## {data.header['gpu']}\n"]
     parts += [f"- `{name}`: {text}" for name, text in data.header.items() if name != "gpu"]
     if data.host_us:
-        cost = ", ".join(f"`{name}` {us:.1f} us" for name, us in sorted(data.host_us.items()))
-        parts.append(f"- Host time of an eager call with preallocated output: {cost}")
+        parts.append(f"- Host time of an eager call with preallocated output: {_host_cost(data.host_us)}")
     parts += [
-        f"- {name}: {text}"
+        f"- {name}{_drawn_as(name)}: {text}"
         for name, text in data.notes.items()
         if name == OURS or any(name in row.peers for row in data)
     ]
@@ -104,11 +119,32 @@ def _machine(machine: str, data: Record, images: Path) -> str:
     summary = _summary(rows)
     if summary:
         parts.append("\n" + summary)
-    for name in figures.names(rows):
-        parts.append(f"\n![{name.replace('-', ' ')}]({(images / machine / name).as_posix()}.svg)")
-    for title, text in _sections(rows):
+    drawn = figures.names(rows)
+    for (title, stem), text in _times_by_mode(rows).items():
+        pictures = [name for name in drawn if stem and name.endswith(f"-{stem}")]
+        links = [f"![{name.replace('-', ' ')}]({(images / machine / name).as_posix()}.svg)" for name in pictures]
+        parts.append("\n" + "\n\n".join([f"### {title}", *links, text]))
+    for title, text in _twins(data.runs if isinstance(data, Merged) else [data]):
         parts.append(f"\n### {title}\n\n{text}")
     return "\n".join(parts) + "\n"
+
+
+def _host_cost(host_us: Mapping[str, float]) -> str:
+    """The host times by function, from the least to the most that a run gave: they depend on what else the host did."""
+    by_function: dict[str, list[float]] = {}
+    for name, us in sorted(host_us.items()):
+        by_function.setdefault(name.split()[0], []).append(us)
+    found = []
+    for name, some in by_function.items():
+        low, high = f"{min(some):.1f}", f"{max(some):.1f}"
+        found.append(f"`{name}` {low}{'' if low == high else f' to {high}'} us")
+    several = max(len(some) for some in by_function.values()) > 1
+    return ", ".join(found) + (" (least and most of the files' runs)" if several else "")
+
+
+def _drawn_as(name: str) -> str:
+    label = figures.label_of(name)
+    return "" if label == name else f' (in pictures "{label}")'
 
 
 def _summary(rows: Sequence[Row]) -> str:
@@ -125,7 +161,7 @@ def _summary(rows: Sequence[Row]) -> str:
                 body.append([mode, regime, str(len(some)), mean, worst, best, floor])
     if not body:
         return ""
-    head = ["mode", "", "shapes", "over the best peer (geometric mean)", "lowest", "highest", "x floor"]
+    head = ["mode", "regime", "shapes", "over the best peer (geometric mean)", "lowest", "highest", "x floor"]
     return markdown_table(head, body)
 
 
@@ -133,9 +169,9 @@ def _plain(case: Case) -> bool:
     return case.dist == "normal" and case.dtype == "float32" and case.k == 2048
 
 
-def _sections(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """Tables of absolute times per mode and regime, then those that set a case beside its plain twin."""
-    out = []
+def _times_by_mode(rows: Sequence[Row]) -> dict[tuple[str, str], str]:
+    """Tables of absolute times per mode and regime, by title and by what the stems of their figures end in."""
+    out = {}
     titles = {
         "decode": "Decode",
         "mtp": "MTP verify (4 rows per request)",
@@ -147,29 +183,36 @@ def _sections(rows: Sequence[Row]) -> list[tuple[str, str]]:
         for regime in ("cold", "warm"):
             some = [r for r in rows if r.case.mode == mode and r.case.regime == regime and _plain(r.case)]
             if some:
-                out.append((f"{title}, {regime}", _times(some)))
-    by_case = {row.case: row for row in rows}
-    twins: list[tuple[str, str, Callable[[Case], str], Callable[[Case], Case]]] = [
-        ("Packed beside ragged", "ragged", lambda c: c.mode, lambda c: replace(c, mode="ragged")),
-        ("Score distributions", "normal scores", lambda c: c.dist, lambda c: replace(c, dist="normal")),
-        ("Other k", "k = 2048", lambda c: f"k = {c.k}", lambda c: replace(c, k=2048)),
-        ("Other types", "float32", lambda c: c.dtype, lambda c: replace(c, dtype="float32")),
+                stem = f"{figures.PANELS[mode][0]}-{regime}" if mode in figures.PANELS else ""
+                out[f"{title}, {regime}", stem] = _times(some)
+    return out
+
+
+def _twins(runs: Sequence[Record]) -> list[tuple[str, str]]:
+    """Tables that set a case beside the one that differs from it in one thing only, both of the same run."""
+    out = []
+    twins: list[tuple[str, str, str, Callable[[Case], str], Callable[[Case], Case]]] = [
+        ("Packed beside ragged", "form", "ragged", lambda c: c.mode, lambda c: replace(c, mode="ragged")),
+        ("Score distributions", "scores", "normal scores", lambda c: c.dist, lambda c: replace(c, dist="normal")),
+        ("Other k", "k", "k = 2048", lambda c: str(c.k), lambda c: replace(c, k=2048)),
+        ("Other types", "type", "float32", lambda c: c.dtype, lambda c: replace(c, dtype="float32")),
     ]
-    for title, base, name, twin in twins:
-        pairs = []
-        for row in rows:
-            other = by_case.get(twin(row.case))
-            # A twin differs in one thing only: the packed table speaks of packed rows alone.
-            if other is not None and other is not row and (base != "ragged" or row.case.mode == "packed"):
-                pairs.append((row, other))
+    for title, what, base, name, twin in twins:
+        pairs: dict[Case, tuple[Row, Row]] = {}
+        for run in runs:
+            for row in run:
+                other = run.rows.get(twin(row.case))
+                # The packed table speaks of packed rows alone.
+                if other is not None and other is not row and (base != "ragged" or row.case.mode == "packed"):
+                    pairs[row.case] = (row, other)
         if pairs:
-            head = ["mode", "rows", "width", "", "regime", "us", f"us, {base}", "ratio"]
+            head = ["mode", "rows", "width", what, "regime", "us", f"us, {base}", "ratio"]
             body = [
                 [
                     *(row.case.mode, str(row.case.rows), figures.length_label(row.case.width), name(row.case)),
                     *(row.case.regime, number(row.us), number(other.us), number(row.us / other.us)),
                 ]
-                for row, other in sorted(pairs, key=lambda pair: pair[0].case)
+                for _, (row, other) in sorted(pairs.items())
             ]
             out.append((title, markdown_table(head, body)))
     return out
@@ -206,7 +249,5 @@ def write(root: Path) -> list[Path]:
     for machine, data in results.items():
         written += figures.draw(list(data), root / IMAGES / machine, data.header)
     target = root / PAGE
-    staged = target.with_suffix(".md.tmp")
-    staged.write_text(page(results))
-    os.replace(staged, target)
+    write_text(target, page(results))
     return [*written, target]

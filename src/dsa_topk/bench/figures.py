@@ -24,27 +24,42 @@ End = tuple[float, float, str, str]  # x and y of a line's right end, its label,
 
 @dataclass(frozen=True)
 class Style:
-    """How one contestant is drawn."""
+    """How one contestant is drawn, and what a reader who does not know our short names calls it."""
 
     colour: str
-    line: str
+    line: str | tuple[int, tuple[int, ...]]  # matplotlib's dash tuple: offset, lengths of dashes and gaps
     marker: str
+    label: str = ""
 
 
 STYLES = {
-    OURS: Style("#0072B2", "-", "o"),
-    "sgl_v2": Style("#D55E00", "--", "s"),
-    "ds_fp32": Style("#009E73", "-.", "^"),
-    "ds_bf16": Style("#009E73", "-.", "v"),
-    "fi_native": Style("#CC79A7", ":", "D"),
-    "fi_det": Style("#CC79A7", ":", "D"),
-    "torch": Style("#000000", ":", "x"),
+    OURS: Style("#0072B2", "-", "o", OURS),
+    "sgl_v2": Style("#D55E00", "--", "s", "SGLang v2"),
+    "sgl_fast": Style("#000000", "--", "<", "sgl-kernel"),
+    "ds_fp32": Style("#009E73", "-.", "^", "DeepSelect"),
+    "ds_bf16": Style("#009E73", "-.", "v", "DeepSelect"),
+    "fi_native": Style("#E69F00", (0, (1, 2)), "v", "FlashInfer"),
+    "fi_det": Style("#CC79A7", ":", "D", "FlashInfer det."),
+    "fi_tieS": Style("#56B4E9", (0, (3, 1, 1, 1)), "P", "FlashInfer tie small"),
+    "fi_tieL": Style("#000000", (0, (1, 1)), "X", "FlashInfer tie large"),
+    "torch": Style("#000000", ":", "x", "torch.topk"),
 }
-OTHER = Style("#56B4E9", (0, (3, 1, 1, 1)), "P")  # type: ignore[arg-type]  # matplotlib's dash tuple
+OTHER = Style("#56B4E9", (0, (3, 1, 1, 1)), "P")
 FLOOR_COLOUR = "#777777"
 LINES_AT_MOST = 4  # contestants in a panel: more cannot be told apart without colour
 BANDWIDTH_ROWS = {1, 4, 16, 64, 256, 1024, 4096, 8192}
-PANELS = {"decode": (1, 16, 64, 256), "ragged": (1024, 4096, 8192)}
+# The modes that are drawn: how their figures are called, and the batch sizes that get a panel.
+PANELS = {
+    "decode": ("decode", (1, 16, 64, 256)),
+    "mtp": ("mtp", (4, 16, 64, 256)),
+    "ragged": ("prefill", (1024, 4096, 8192)),
+    "packed": ("packed", (1024, 4096, 8192)),
+}
+
+
+def label_of(name: str) -> str:
+    """What the pictures call a contestant."""
+    return STYLES.get(name, OTHER).label or name
 
 
 def names(rows: Sequence[Row]) -> list[str]:
@@ -83,11 +98,11 @@ def _groups(rows: Sequence[Row]) -> list[tuple[str, Sequence[int], list[Row]]]:
     """Name, batch sizes of the panels and rows of each group of figures."""
     plain = [r for r in rows if r.case.dist == "normal" and r.case.dtype == "float32" and r.case.k == 2048]
     groups: list[tuple[str, Sequence[int], list[Row]]] = []
-    for mode, name in (("decode", "decode"), ("ragged", "prefill")):
+    for mode, (name, batches) in PANELS.items():
         for regime in ("cold", "warm"):
             some = [row for row in plain if row.case.mode == mode and row.case.regime == regime]
             if len({row.case.width for row in some}) > 1:  # a line needs two points
-                groups.append((f"{name}-{regime}", PANELS[mode], some))
+                groups.append((f"{name}-{regime}", batches, some))
     return groups
 
 
@@ -142,7 +157,10 @@ def _log_values(axis: Axes) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis.set_yscale("log")
-    axis.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
+    low, high = axis.get_ylim()
+    # About the same number of figures at the axis whether it spans three decades or less than one.
+    steps = (1.0, 2.0, 5.0) if high / low > 20 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
+    axis.yaxis.set_major_locator(LogLocator(base=10, subs=steps))
     axis.yaxis.set_major_formatter(FuncFormatter(_plain_numbers))
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.grid(True, which="major", color="#dddddd", linewidth=0.6)
@@ -168,6 +186,7 @@ def _direct_labels(axis: Axes, ends: list[End]) -> None:
             fontweight="bold" if text == OURS else "normal",
             fontsize=8,
             va="center",
+            bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"},  # a line may run below it
             arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5} if at > y * 1.02 else None,
         )
 
@@ -202,13 +221,13 @@ def latency(rows: Sequence[Row], title: str, batches: Sequence[int]) -> Figure:
             if points:
                 style = STYLES.get(name, OTHER)
                 _line(axis, points, style, heavy=name == OURS)
-                ends.append((*points[-1], name, style.colour))
+                ends.append((*points[-1], label_of(name), style.colour))
         floor = [(row.case.width, row.floor_us) for row in chosen if row.floor_us]
         if floor:
             axis.plot(*zip(*floor, strict=True), color=FLOOR_COLOUR, linewidth=1.0)
             ends.append((floor[-1][0], floor[-1][1], "read floor", FLOOR_COLOUR))
         _log_values(axis)
-        _length_axis(axis, [row.case.width for row in chosen], room=0.45)
+        _length_axis(axis, [row.case.width for row in chosen], room=0.5)
         if floor:
             widths, lowest = [width for width, _ in floor], [us for _, us in floor]
             axis.fill_between(widths, lowest, bottom, color="#eeeeee", zorder=0)
@@ -238,7 +257,7 @@ def _line(axis: Axes, points: Sequence[tuple[float, float]], style: Style, *, he
 
 
 def bandwidth(rows: Sequence[Row], title: str) -> Figure:
-    """Bytes of the windows per second over length, a line per batch size; the floor of each in grey."""
+    """Bytes of the windows per second over length, a line per batch size; the floor of each dashed beside it."""
     present = {row.case.rows for row in rows}
     # Every second batch of the decode suite: the others lie between them and make the labels collide.
     rows = [row for row in rows if row.case.rows in BANDWIDTH_ROWS] if present & BANDWIDTH_ROWS else rows
@@ -256,12 +275,22 @@ def bandwidth(rows: Sequence[Row], title: str) -> Figure:
         ends.append((*points[-1], f"{batch} row{'s' if batch > 1 else ''}", "#222222"))
         floor = [(row.case.width, row.case.window_bytes / row.floor_us / 1e3) for row in chosen if row.floor_us]
         if floor:
-            axis.plot(*zip(*floor, strict=True), color=FLOOR_COLOUR, linewidth=0.8, linestyle=(0, (2, 2)), zorder=2)
+            # The same hue and marker, so that each floor is seen to belong to its line.
+            axis.plot(
+                *zip(*floor, strict=True),
+                color=colour,
+                linewidth=0.9,
+                linestyle=(0, (4, 2)),
+                marker=markers[number % len(markers)],
+                markersize=4,
+                markerfacecolor="white",
+                zorder=2,
+            )
     _log_values(axis)
     _length_axis(axis, [row.case.width for row in rows], room=0.16)
     axis.set_xlabel("length (columns)")
     axis.set_ylabel("bytes of the windows per second (GB/s)")
-    axis.set_title(f"Bandwidth: {title}\n(dashed grey: the read floor of the same rows)", fontsize=10)
+    axis.set_title(f"Bandwidth: {title}\n(dashed, hollow markers: the read floor of the same rows)", fontsize=10)
     figure.canvas.draw()
     _direct_labels(axis, ends)
     return figure
@@ -304,6 +333,7 @@ def speedup(rows: Sequence[Row], title: str) -> Figure:
     bar = figure.colorbar(cells, ax=axis)
     ticks = [t for t in (-2, -1, 0, 1, 2, 3) if abs(t) <= limit]
     bar.set_ticks(ticks, labels=[f"{2.0**t:g}" for t in ticks])
+    bar.set_label("slower \u2190  as fast as the best peer  \u2192 faster", fontsize=8)
     return figure
 
 

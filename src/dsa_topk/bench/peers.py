@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .cases import PAGE_SIZE
+from .cases import PAGE_SIZE, RAGGED_MARGIN
 from .inputs import Problem
 
 
@@ -39,17 +39,17 @@ class Peer:
         None: the form of the problem's public call. ``"positions"``: window positions, for peers without a transform.
     mode : str
         What the checker holds it to: ``set`` (exact) or ``canonical``.
-    row_starts : bool
-        False when the peer has no row starts and so ran on windows of the same lengths at column 0.
+    first_column : int or None
+        Where the windows of all rows began for a peer without row starts; None for one that takes the problem's.
     writes_scores : bool
-        True for peers that write into the score buffer outside the windows.
+        True for peers that write into the score buffer outside the problem's windows.
     """
 
     run: Callable[[torch.Tensor], object]
     result: Callable[[], torch.Tensor]
     form: str | None = None
     mode: str = "set"
-    row_starts: bool = True
+    first_column: int | None = None
     writes_scores: bool = False
 
     def check(self, problem: Problem, scores: torch.Tensor) -> str | None:
@@ -68,8 +68,9 @@ class Peer:
                 mode=self.mode,  # type: ignore[arg-type]
             )
             return None if verdict else verdict.reason
-        options = {} if self.row_starts else {"row_starts": None}
-        return problem.check(scores, result, self.mode, **options)
+        if self.first_column is None:
+            return problem.check(scores, result, self.mode)
+        return problem.check(scores[:, self.first_column :], result, self.mode, row_starts=None)
 
 
 Adapter = Callable[[Problem], Peer]
@@ -165,11 +166,7 @@ def _output(problem: Problem) -> torch.Tensor:
 
 @cache
 def _sgl_v2() -> Any:
-    """sglang's module: its own JIT where sglang is installed, else the prebuilt object that fits this GPU."""
-    if _installed("sglang.kernels"):
-        from sglang.kernels.ops.attention.dsv4 import topk  # type: ignore[import-not-found]
-
-        return topk._jit_topk_v2_module()
+    """sglang's kernels, prebuilt: the object that fits this GPU."""
     probe = prebuilt("sgl_probe").get_max_active_clusters
     clusters = int(probe(8, 2)), int(probe(16, 1))
     return prebuilt("sgl_v2_pdl_{}_{}".format(*clusters))
@@ -181,6 +178,8 @@ def sgl_v2(problem: Problem) -> Peer:
     _need(problem.case.dtype == "float32", "float32 only")
     _need(problem.case.k <= 2048, "k <= 2048")
     _need(problem.case.mode != "packed", "no packed form on CUDA")
+    if _installed("sglang.kernels"):
+        return _sgl_v2_package(problem)
     module, out, lengths = _sgl_v2(), _output(problem), problem.lengths
     if problem.form == "ragged":
         starts, offsets = problem.row_starts, problem.out_offsets
@@ -191,6 +190,18 @@ def sgl_v2(problem: Problem) -> Peer:
     plan = torch.full((problem.case.rows + 1, 2), -1, dtype=torch.int32, device=problem.device)
     module.topk_plan(lengths, plan, -1)
     return Peer(lambda s: module.topk_transform_paged(s, lengths, table, out, PAGE_SIZE, plan, None), lambda: out)
+
+
+def _sgl_v2_package(problem: Problem) -> Peer:
+    """The same kernels through sglang's public functions, which compile them at their first call."""
+    from sglang.kernels.ops.attention.dsv4 import topk as theirs  # type: ignore[import-not-found]
+
+    out, lengths = _output(problem), problem.lengths
+    if problem.form == "ragged":
+        options = {"out_offsets": problem.out_offsets, "out_indices": out, "row_starts": problem.row_starts}
+        return Peer(lambda s: theirs.topk_transform_ragged_v2(s, lengths, **options), lambda: out, writes_scores=True)
+    table, plan = problem.rows_table(), theirs.plan_topk_v2(lengths)
+    return Peer(lambda s: theirs.topk_transform_paged_v2(s, lengths, table, out, PAGE_SIZE, plan), lambda: out)
 
 
 def _deepselect(problem: Problem, dtype: str) -> Peer:
@@ -207,14 +218,16 @@ def _deepselect(problem: Problem, dtype: str) -> Peer:
         return int(scores.untyped_storage().nbytes() - scores.storage_offset() * scores.element_size())
 
     if problem.form == "ragged":
-        # DeepSelect rejects row starts: windows of the same lengths from column 0, the comparison that favours it.
+        # DeepSelect rejects row starts: windows of the same lengths from one aligned column, which is in its favour.
+        # The column is behind every row's start, because sglang's ragged kernel writes NaN in front of those.
+        first = 0 if problem.row_starts is None else RAGGED_MARGIN
+
+        def ragged(scores: torch.Tensor) -> None:
+            view = scores[:, first:]
+            topk(view, None, out, None, lengths, offsets, None, 0, case.k, storage(view), -1, float("-inf"), False)
+
         topk, offsets = prebuilt(f"ds_{dtype}_{bucket}_false").topk, problem.out_offsets
-        fill = float("-inf")
-        return Peer(
-            lambda s: topk(s, None, out, None, lengths, offsets, None, 0, case.k, storage(s), -1, fill, False),
-            lambda: out,
-            row_starts=False,
-        )
+        return Peer(ragged, lambda: out, first_column=first)
     topk, table = prebuilt(f"ds_{dtype}_{bucket}_true").topk, problem.rows_table()
     return Peer(
         lambda s: topk(s, None, out, None, lengths, None, table, PAGE_SIZE, case.k, storage(s), -1, 0.0, False),
@@ -223,12 +236,12 @@ def _deepselect(problem: Problem, dtype: str) -> Peer:
 
 
 def ds_fp32(problem: Problem) -> Peer:
-    """DeepSelect fp32, one block per row; on ragged shapes windows start at column 0 (it has no row starts)"""
+    """DeepSelect fp32, one block per row; on ragged shapes all windows start at one column (it has no row starts)"""
     return _deepselect(problem, "fp32")
 
 
 def ds_bf16(problem: Problem) -> Peer:
-    """DeepSelect bf16, one block per row; on ragged shapes windows start at column 0 (it has no row starts)"""
+    """DeepSelect bf16, one block per row; on ragged shapes all windows start at one column (it has no row starts)"""
     return _deepselect(problem, "bf16")
 
 

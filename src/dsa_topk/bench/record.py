@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from .._evidence import content_hash
+from .._files import write_text
 from .cases import Case
 
 # Equal in both files, or the rows of the older one say nothing about the newer code and machine.
@@ -117,22 +117,11 @@ class Record:
 
     def save(self, path: Path) -> None:
         """Write atomically: a reader, or a run cut short, finds the old file or the new one."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         # A row per line: readable, and differences between two files are differences of rows.
         content = self.to_json()
         lines = ",\n".join("  " + json.dumps(row) for row in content.pop("rows"))
         head = json.dumps(content, indent=1)[:-2]
-        handle, staged = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w") as stream:
-                stream.write(f'{head},\n "rows": [\n{lines}\n ]\n}}\n')
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.chmod(staged, 0o644)
-            os.replace(staged, path)
-        except BaseException:
-            Path(staged).unlink(missing_ok=True)
-            raise
+        write_text(path, f'{head},\n "rows": [\n{lines}\n ]\n}}\n')
 
 
 def load(path: Path) -> Record:

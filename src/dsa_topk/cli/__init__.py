@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from dsa_topk import _start
+
 if TYPE_CHECKING:
     import typer
 
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
 COMMANDS = ("info", "demo", "select", "build", "check", "fuzz", "bench")
 
 USAGE = 2  # the exit code of everything that the user can put right
-_INTERRUPTED = 130
 
 
 class CliError(Exception):
@@ -47,6 +48,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
+    try:
+        _start.finish()
+        return _run(arguments)
+    except KeyboardInterrupt:
+        return _report("interrupted", _start.INTERRUPTED)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    """Run the command line; expected failures are reported, interrupts raised."""
     import typer
 
     from dsa_topk.io import InputError
@@ -56,11 +66,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         code = command.main(
             args=None if arguments is None else list(arguments), prog_name="dsa-topk", standalone_mode=False
         )
-        if code == _INTERRUPTED:  # typer has already turned Ctrl-C into this code
+        if code == _start.INTERRUPTED:  # typer has already turned Ctrl-C into this code
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
-    except (KeyboardInterrupt, typer.Abort):
-        return _report("interrupted", _INTERRUPTED)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
     except CliError as error:
         return _report(str(error), error.code)
     except InputError as error:

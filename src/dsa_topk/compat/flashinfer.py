@@ -26,6 +26,16 @@ class TopKTieBreak(IntEnum):
     SMALL = 1
     LARGE = 2
 
+    def __str__(self) -> str:
+        # FlashInfer's text, as callers may log it or build names from it; the enum's own would be a number.
+        return self.name.lower()
+
+    def __repr__(self) -> str:
+        return f"TopKTieBreak.{self.name}"
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
 
 def top_k(
     input: torch.Tensor,

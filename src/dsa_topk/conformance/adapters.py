@@ -24,14 +24,11 @@ import torch
 
 from dsa_topk.testing.checker import Mode
 
+from .duties import Unsupported, documented, int32, int32_windows, pages_fit, zeros
 from .problem import Problem
 
 ENTRY_POINTS = "dsa_topk.adapters"
 OURS = ("torch", "cuda")
-
-
-class Unsupported(Exception):
-    """Raised by an adapter that does not serve a call; the text says why."""
 
 
 @dataclass(slots=True)
@@ -184,41 +181,25 @@ def _missing(module: str) -> str | None:
     return None
 
 
-def _int32(problem: Problem, *wanted: str) -> list[torch.Tensor | None]:
-    """Integer arguments for peers that take contiguous int32."""
-    found: list[torch.Tensor | None] = []
-    for name in wanted:
-        tensor = getattr(problem.shape, name)
-        if tensor is not None:
-            narrow = tensor.to(torch.int32)
-            if not torch.equal(narrow.to(torch.int64), tensor.to(torch.int64)):
-                raise Unsupported(f"{name} beyond int32")
-            tensor = narrow.contiguous()
-        found.append(tensor)
-    if wanted[0] == "lengths" and found[0] is None:
-        found[0] = torch.full(
-            (problem.shape.rows,), problem.shape.width, dtype=torch.int32, device=problem.scores.device
-        )
-    return found
-
-
 def _flashinfer(name: str) -> Adapter:
     """flashinfer.top_k_page_table_transform and top_k_ragged_transform, default arguments: set-exact by promise."""
 
     def call(problem: Problem, outputs: Outputs) -> Result:
         import flashinfer
 
-        lengths, starts = _int32(problem, "lengths", "row_starts")
+        lengths, starts = int32_windows(problem)
         if problem.form == "paged":
-            owner, first = _int32(problem, "row_to_batch", "page_table_starts")
-            size = problem.shape.page_size
+            owner, first = int32(problem, "row_to_batch", "page_table_starts")
+            size, table = problem.shape.page_size, problem.shape.page_table
+            assert table is not None
             if size & (size - 1):
                 raise Unsupported("page sizes that are no power of two")
+            documented(pages_fit(problem), "page-table entries below 0, results beyond int32")
             if first is None and starts is not None:
-                first = torch.zeros_like(starts)  # by default it takes the score starts
+                first = zeros(problem)  # by default it takes the score starts
             indices = flashinfer.top_k_page_table_transform(
                 problem.scores,
-                problem.shape.page_table,
+                table[: problem.shape.rows] if owner is None else table,
                 lengths,
                 problem.k,
                 row_to_batch=owner,
@@ -227,9 +208,7 @@ def _flashinfer(name: str) -> Adapter:
                 page_size=size,
             )
             return Result(indices)
-        offsets = _int32(problem, "out_offsets")[0] if problem.form == "ragged" else None
-        if offsets is None:
-            offsets = torch.zeros(problem.shape.rows, dtype=torch.int32, device=problem.scores.device)
+        offsets = int32(problem, "out_offsets")[0] if problem.form == "ragged" else zeros(problem)
         return Result(flashinfer.top_k_ragged_transform(problem.scores, offsets, lengths, problem.k, row_starts=starts))
 
     return Adapter(name, "set", call, lambda: _missing("flashinfer"), device_type="cuda")
@@ -243,11 +222,12 @@ def _sgl_kernel(name: str) -> Adapter:
 
         if problem.k != 2048 or problem.scores.dtype != torch.float32:
             raise Unsupported("k other than 2048, or scores other than float32")
-        lengths, starts = _int32(problem, "lengths", "row_starts")
+        lengths, starts = int32_windows(problem)
         if problem.form == "positions":
             return Result(sgl_kernel.fast_topk_v2(problem.scores, lengths, problem.k, row_starts=starts))
         if problem.form == "ragged":
-            offsets = _int32(problem, "out_offsets")[0]
+            offsets = int32(problem, "out_offsets")[0]
+            starts = zeros(problem) if starts is None else starts  # optional only where no length exceeds k
             return Result(
                 sgl_kernel.fast_topk_transform_ragged_fused(
                     problem.scores, lengths, offsets, problem.k, row_starts=starts

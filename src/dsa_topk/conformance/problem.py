@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dsa_topk._files import staged
 from dsa_topk.testing import CallShape
 
 _FORMAT = 1
@@ -138,14 +137,8 @@ class Problem:
             "tensors": {name: _pack(tensor) for name, tensor in self.tensors().items()},
         }
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                torch.save(content, file)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        with staged(path) as temporary:
+            torch.save(content, temporary)
 
     @staticmethod
     def load(path: Path, device: torch.device | str = "cpu") -> Problem:

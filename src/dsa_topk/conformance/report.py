@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import sys
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .._files import write_json as write_json  # what the commands write a report with
 from .runner import GOOD, STATUSES, Outcome
 
 #: Upper ends of the length columns of the table.
@@ -146,21 +145,6 @@ def require_replaceable(path: Path) -> None:
         content = None
     if not isinstance(content, dict) or content.get("kind") not in KINDS:
         raise ValueError(f"{path}: exists and is no result of dsa-topk check or fuzz; it is left as it is")
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
-        os.chmod(temporary, 0o644)  # mkstemp's 0600 is for secrets
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def all_good(counts: dict[str, int]) -> bool:

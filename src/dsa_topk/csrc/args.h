@@ -41,14 +41,18 @@ struct Args {
   int64_t out_scores_stride;
 
   // Launch choice (see launch.h)
-  int32_t cluster;       // blocks of one row
-  int32_t bitmap_words;  // 32-bit words of a block's bitmap: covers the widest slice a block can get
-  int32_t region_cap;    // entries that one block can send to each block of its cluster
-  int32_t arena_bytes;   // shared memory behind the fixed part: candidate lists, later the staged positions
-  float margin;          // half width of the sampled bracket, in standard deviations
-  int32_t prefetch;      // bytes of a slice's head to ask for before the sample is drawn
-  int32_t raw;           // 1: store positions whatever the form (order.cuh transforms them afterwards)
-  uint32_t* counters;    // nullptr, or kPaths counters: rows that took each path (tests and profiles)
+  int32_t cluster;         // blocks of one row
+  uint32_t cluster_magic;  // x / cluster == (x * cluster_magic) >> 32, or one more
+  int32_t bitmap_words;    // 32-bit words of a block's bitmap: covers the widest slice a block can get
+  int32_t region_cap;      // entries that one block can send to each block of its cluster
+  int32_t arena_bytes;     // shared memory behind the fixed part: candidate lists, later the staged positions
+  float margin;            // half width of the sampled bracket, in standard deviations
+  int32_t prefetch;        // bytes of a slice's head to ask for before the sample is drawn
+  int32_t raw;             // 1: store positions whatever the form (order.cuh transforms them afterwards)
+  // Calls without starts and table rows of their own, as decoding makes them: what every row has room for (scores,
+  // table), else -1; and the page-table entries of so many scores, 0 where no row has a table.
+  int32_t simple_room, simple_pages;
+  uint32_t* counters;  // nullptr, or kPaths counters: rows that took each path (tests and profiles)
 };
 
 enum Path : int32_t { kTrivial = 0, kFast = 1, kSecondTry = 2, kPlateau = 3, kExact = 4, kPaths = 5 };

@@ -2,8 +2,12 @@
 // binding (module.cu) and the CPU emulator; the choice among the kernels is made in Python (_plan.py), which names one
 // by its number.
 #pragma once
+#include <stddef.h>
+
 #include "filter.cuh"
 #include "order.cuh"
+#include "resident.cuh"
+#include "split.cuh"
 
 namespace dsa {
 
@@ -15,24 +19,40 @@ using Row128Deep = FilterConfig<E, 128, 16, 8, 8, false>;
 template <class E>
 using Row256 = FilterConfig<E, 256, 16, 8, 4, false>;
 template <class E>
-using Row512 = FilterConfig<E, 512, 8, 8, 2, false>;
-template <class E>
 using Row512Deep = FilterConfig<E, 512, 16, 8, 2, false>;
 template <class E>
 using Cluster512 = FilterConfig<E, 512, 8, 8, 1, true>;
+// Threads, scores a thread, blocks an SM: rows of at most threads x scores (and the misalignment of their start).
 template <class E>
-using Cluster512Deep = FilterConfig<E, 512, 16, 8, 1, true>;
+using Held4K = ResidentConfig<E, 512, 8, 2>;
+template <class E>
+using Held8K = ResidentConfig<E, 512, 16, 2>;
+template <class E>
+using Held16K = ResidentConfig<E, 512, 32, 1>;
+
+// Threads, scores a thread and batch, groups of four a thread samples, blocks an SM, several blocks a row: rows of any
+// length.
+template <class E>
+using Split512 = SplitConfig<E, 512, 16, 1, 1, true>;
+template <class E>
+using Whole512 = SplitConfig<E, 512, 16, 1, 2, false>;
+template <class E>
+using Whole1024 = SplitConfig<E, 1024, 16, 1, 1, false>;
 
 // _plan.py has the same table: it chooses by samples and list capacity.
 enum Kernel : int32_t {
   kRow128 = 0,
   kRow128Deep = 1,
   kRow256 = 2,
-  kRow512 = 3,
-  kRow512Deep = 4,
-  kCluster512 = 5,
-  kCluster512Deep = 6,
-  kKernels = 7
+  kRow512Deep = 3,
+  kCluster512 = 4,
+  kHeld4K = 5,
+  kHeld8K = 6,
+  kHeld16K = 7,
+  kSplit512 = 8,
+  kWhole512 = 9,
+  kWhole1024 = 10,
+  kKernels = 11
 };
 
 struct LaunchShape {
@@ -40,12 +60,14 @@ struct LaunchShape {
   int64_t blocks;
 };
 
-constexpr int32_t kMaxSmem = 227 * 1024;  // what sm_90 and sm_100 give a block; others have less
+struct Limits {  // of the device; what is here is an H200's
+  int32_t smem_per_block = 227 * 1024, smem_per_sm = 228 * 1024, sms = 132;
+};
 
 // Fills the launch-dependent fields of `a` for a filter kernel and says how to launch it on a device that gives a block
 // `smem_limit` bytes of shared memory.
 template <class C>
-inline LaunchShape filter_shape(Args& a, int32_t cluster, int32_t smem_limit = kMaxSmem) {
+inline LaunchShape filter_shape(Args& a, int32_t cluster, int32_t smem_limit) {
   const int64_t words = (static_cast<int64_t>(a.width) + 62) / 32;  // any misalignment of the window's start
   a.cluster = C::kMulti ? cluster : 1;
   a.region_cap = C::kMulti ? (cluster > 8 ? 1024 : 2048) : 0;
@@ -59,17 +81,75 @@ inline LaunchShape filter_shape(Args& a, int32_t cluster, int32_t smem_limit = k
   return LaunchShape{C::kThreads, a.cluster, fixed + a.bitmap_words * 4, static_cast<int64_t>(a.rows) * a.cluster};
 }
 
-// Calls f(config) with the filter configuration that (kernel, dtype) name; false when there is none.
+template <class C>
+inline LaunchShape resident_shape(Args& a, const Limits& limits) {
+  a.cluster = 1;
+  a.region_cap = 0;
+  a.arena_bytes = C::kArenaBytes;
+  a.bitmap_words = 0;
+  const size_t own = offsetof(ResidentShared<C>, kth) + offsetof(KthShared, hist) +
+                     4 * static_cast<size_t>(a.k > Bins::kFine ? a.k : Bins::kFine),
+               exact = sizeof(FilterShared<C::kBins>) + sizeof(ExactShared);
+  int32_t bytes = static_cast<int32_t>(own > exact ? own : exact);
+  // Rows that fit the SMs one by one get one each: two on an SM take a third longer (docs/kernel-notes.md).
+  const int32_t alone = limits.smem_per_sm / 2 + 1024;
+  if (a.rows <= limits.sms && bytes < alone && alone <= limits.smem_per_block) bytes = alone;
+  return LaunchShape{C::kThreads, 1, bytes, a.rows};
+}
+
+template <class C>
+inline LaunchShape split_shape(Args& a, int32_t cluster, const Limits& limits) {
+  // The filter path that it falls back to comes first: fills the same fields.
+  const LaunchShape other = filter_shape<C>(a, cluster, limits.smem_per_block);
+  a.region_cap = C::kMulti ? (cluster > 8 ? 1024 : cluster > 4 ? 2048 : 4096) : 0;
+  a.cluster_magic = a.cluster > 1 ? 0xffffffffu / static_cast<uint32_t>(a.cluster) + 1u : 0xffffffffu;
+  const int32_t own =
+      static_cast<int32_t>(sizeof(SplitShared<C>)) + (C::kMulti ? a.cluster * (a.region_cap + 4) * 4 : 0);
+  LaunchShape shape = other;
+  shape.smem_bytes = own;
+  return shape;
+}
+
+// A kernel and how to launch it: what the binding and the emulator see of a configuration.
+template <class C>
+struct FilterLaunch {
+  static constexpr bool kMulti = C::kMulti;
+  static LaunchShape shape(Args& a, int32_t cluster, const Limits& limits) {
+    return filter_shape<C>(a, cluster, limits.smem_per_block);
+  }
+  static constexpr void (*kernel)(Args) = filter_kernel<C>;
+};
+template <class C>
+struct ResidentLaunch {
+  static constexpr bool kMulti = false;
+  static LaunchShape shape(Args& a, int32_t, const Limits& limits) { return resident_shape<C>(a, limits); }
+  static constexpr void (*kernel)(Args) = resident_kernel<C>;
+};
+
+template <class C>
+struct SplitLaunch {
+  static constexpr bool kMulti = C::kMulti;
+  static LaunchShape shape(Args& a, int32_t cluster, const Limits& limits) {
+    return split_shape<C>(a, cluster, limits);
+  }
+  static constexpr void (*kernel)(Args) = split_kernel<C>;
+};
+
+// Calls f(launch) with the launch that (kernel, dtype) name; false when there is none.
 template <class E, class F>
-inline bool with_filter(int32_t kernel, F&& f) {
+inline bool with_kernel(int32_t kernel, F&& f) {
   switch (kernel) {
-    case kRow128: f(Row128<E>{}); return true;
-    case kRow128Deep: f(Row128Deep<E>{}); return true;
-    case kRow256: f(Row256<E>{}); return true;
-    case kRow512: f(Row512<E>{}); return true;
-    case kRow512Deep: f(Row512Deep<E>{}); return true;
-    case kCluster512: f(Cluster512<E>{}); return true;
-    case kCluster512Deep: f(Cluster512Deep<E>{}); return true;
+    case kRow128: f(FilterLaunch<Row128<E>>{}); return true;
+    case kRow128Deep: f(FilterLaunch<Row128Deep<E>>{}); return true;
+    case kRow256: f(FilterLaunch<Row256<E>>{}); return true;
+    case kRow512Deep: f(FilterLaunch<Row512Deep<E>>{}); return true;
+    case kCluster512: f(FilterLaunch<Cluster512<E>>{}); return true;
+    case kHeld4K: f(ResidentLaunch<Held4K<E>>{}); return true;
+    case kHeld8K: f(ResidentLaunch<Held8K<E>>{}); return true;
+    case kHeld16K: f(ResidentLaunch<Held16K<E>>{}); return true;
+    case kSplit512: f(SplitLaunch<Split512<E>>{}); return true;
+    case kWhole512: f(SplitLaunch<Whole512<E>>{}); return true;
+    case kWhole1024: f(SplitLaunch<Whole1024<E>>{}); return true;
     default: return false;
   }
 }
@@ -81,6 +161,20 @@ inline bool with_element(int32_t dtype, F&& f) {
     case kBFloat16: f(BFloat16{}); return true;
     case kFloat16: f(Float16{}); return true;
     default: return false;
+  }
+}
+
+// Fills simple_room and simple_pages; follows set_page_size.
+inline void set_simple(Args& a) {
+  a.simple_room = -1;
+  a.simple_pages = 0;
+  if (!a.lengths.data || a.lengths.is64 || a.row_starts.data || a.row_to_batch.data || a.page_table_starts.data) return;
+  if (a.form != kPaged) {
+    a.simple_room = a.width;
+  } else if (a.table_rows >= a.rows) {
+    const bool short_table = a.table_width < a.width && a.table_width * a.page_size < a.width;
+    a.simple_room = short_table ? static_cast<int32_t>(a.table_width * a.page_size) : a.width;
+    a.simple_pages = static_cast<int32_t>((static_cast<int64_t>(a.simple_room) + a.page_size - 1) / a.page_size);
   }
 }
 

@@ -12,6 +12,7 @@
 #include <tvm/ffi/extra/c_env_api.h>
 
 #include <atomic>
+#include <mutex>
 
 #include "launch.h"
 
@@ -20,55 +21,65 @@ namespace {
 
 constexpr int kMaxDevices = 64;
 
-// Attributes are set once a device and kernel. The first use may happen inside a stream capture of any mode: loading a
-// kernel is no stream operation, but the driver refuses it there unless this thread's capture mode is relaxed for the
-// moment.
-template <void (*kKernel)(Args)>
-cudaError_t prepare(int device, int32_t smem_bytes, bool clusters) {
-  static std::atomic<int32_t> allowed[kMaxDevices];  // of this kernel: bytes it may use
-  if (device < kMaxDevices && allowed[device].load(std::memory_order_acquire) >= smem_bytes) return cudaSuccess;
+struct Device {
+  int index = 0;
+  bool programmatic = false;  // sm_90 and later
+  Limits limits;
+};
+
+// Attributes are set once a device and kernel, to what the device allows: whichever thread is first, all set the same.
+// The first use may happen inside a stream capture of any mode: loading a kernel is no stream operation, but the driver
+// refuses it there unless this thread's capture mode is relaxed for the moment.
+template <void (*kKernel)(Args), bool kClusters>
+cudaError_t prepare(const Device& device) {
+  static std::atomic<bool> done[kMaxDevices];
+  if (device.index < kMaxDevices && done[device.index].load(std::memory_order_acquire)) return cudaSuccess;
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   cudaError_t e = cudaThreadExchangeStreamCaptureMode(&mode);
   if (e != cudaSuccess) return e;
-  e = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  e = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.limits.smem_per_block);
   if (e == cudaSuccess)
     e = cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-  if (e == cudaSuccess && clusters)
+  if (e == cudaSuccess && kClusters)
     e = cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   cudaThreadExchangeStreamCaptureMode(&mode);
-  if (e == cudaSuccess && device < kMaxDevices) {
-    int32_t seen = allowed[device].load(std::memory_order_relaxed);
-    while (seen < smem_bytes && !allowed[device].compare_exchange_weak(seen, smem_bytes, std::memory_order_release)) {
-    }
-  }
+  if (e == cudaSuccess && device.index < kMaxDevices) done[device.index].store(true, std::memory_order_release);
   return e;
 }
 
-struct Device {
-  int index;
-  bool programmatic;   // sm_90 and later
-  int32_t smem_limit;  // bytes of shared memory that a block may ask for
-};
-
 // Facts of a device, asked for once a process and device.
 cudaError_t device_facts(int index, Device* device) {
-  static std::atomic<int32_t> known[kMaxDevices];  // 0, or smem_limit * 2 + programmatic
-  int32_t fact = index < kMaxDevices ? known[index].load(std::memory_order_relaxed) : 0;
-  if (fact == 0) {
-    int major = 0, smem = 0;
-    cudaError_t e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
-    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&smem, cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
-    if (e != cudaSuccess) return e;
-    fact = smem * 2 + (major >= 9);
-    if (index < kMaxDevices) known[index].store(fact, std::memory_order_relaxed);
+  static std::atomic<bool> known[kMaxDevices];
+  static Device devices[kMaxDevices];  // written under the lock, before `known`
+  static std::mutex lock;
+  if (index < kMaxDevices && known[index].load(std::memory_order_acquire)) {
+    *device = devices[index];
+    return cudaSuccess;
   }
-  *device = Device{index, (fact & 1) != 0, fact / 2};
+  int major = 0;
+  Device d;
+  d.index = index;
+  cudaError_t e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
+  const auto ask = [&](int32_t* fact, cudaDeviceAttr attribute) {
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(fact, attribute, index);
+  };
+  ask(&d.limits.smem_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  ask(&d.limits.smem_per_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+  ask(&d.limits.sms, cudaDevAttrMultiProcessorCount);
+  if (e != cudaSuccess) return e;
+  d.programmatic = major >= 9;
+  if (index < kMaxDevices) {
+    const std::lock_guard<std::mutex> guard(lock);
+    devices[index] = d;
+    known[index].store(true, std::memory_order_release);
+  }
+  *device = d;
   return cudaSuccess;
 }
 
-template <void (*kKernel)(Args)>
+template <void (*kKernel)(Args), bool kClusters>
 cudaError_t launch(const Args& a, const LaunchShape& shape, const Device& device, cudaStream_t stream) {
-  const cudaError_t e = prepare<kKernel>(device.index, shape.smem_bytes, shape.cluster > 1);
+  const cudaError_t e = prepare<kKernel, kClusters>(device);
   if (e != cudaSuccess) return e;
   cudaLaunchAttribute attributes[2];
   cudaLaunchConfig_t config = {};
@@ -88,12 +99,6 @@ cudaError_t launch(const Args& a, const LaunchShape& shape, const Device& device
   return cudaLaunchKernelEx(&config, kKernel, a);
 }
 
-template <class C>
-cudaError_t launch_filter(Args a, int32_t cluster, const Device& device, cudaStream_t stream) {
-  const LaunchShape shape = filter_shape<C>(a, cluster, device.smem_limit);
-  return launch<filter_kernel<C>>(a, shape, device, stream);
-}
-
 template <class E>
 cudaError_t launch_select(const Args& given, int32_t kernel, int32_t cluster, bool by_score, const Device& device,
                           cudaStream_t stream) {
@@ -104,12 +109,16 @@ cudaError_t launch_select(const Args& given, int32_t kernel, int32_t cluster, bo
     a.out_scores = nullptr;
   }
   cudaError_t e = cudaErrorInvalidValue;
-  with_filter<E>(kernel, [&](auto config) { e = launch_filter<decltype(config)>(a, cluster, device, stream); });
+  with_kernel<E>(kernel, [&](auto l) {
+    using L = decltype(l);
+    const LaunchShape shape = L::shape(a, cluster, device.limits);
+    e = launch<L::kernel, L::kMulti>(a, shape, device, stream);
+  });
   if (e != cudaSuccess || !by_score) return e;
   int32_t size = 1;
   while (size < given.k) size <<= 1;
   const LaunchShape shape{kOrderThreads, 1, size * 8, given.rows};
-  return launch<order_kernel<OrderConfig<E>>>(given, shape, device, stream);
+  return launch<order_kernel<OrderConfig<E>>, false>(given, shape, device, stream);
 }
 
 // Restores the calling thread's device.
@@ -187,6 +196,11 @@ int select(const TVMFFIAny* v, int32_t n) {
     if (x && (x->device.device_type != kDLCUDA || x->device.device_id != scores->device.device_id)) {
       return fail("ValueError", "select: all tensors lie on one CUDA device");
     }
+    if (x && data_of(x) == nullptr) {
+      bool empty = false;
+      for (int i = 0; i < x->ndim; ++i) empty = empty || x->shape[i] == 0;
+      if (!empty) return fail("ValueError", "select: a tensor has no memory");
+    }
   }
   const auto dtype = scores->dtype.bits == 32 ? kFloat32 : scores->dtype.code == kDLBfloat ? kBFloat16 : kFloat16;
 
@@ -223,6 +237,7 @@ int select(const TVMFFIAny* v, int32_t n) {
   a.counters = static_cast<uint32_t*>(data_of(t[10]));
   a.margin = static_cast<float>(v[18].v_float64);
   a.prefetch = static_cast<int32_t>(v[19].v_int64);
+  set_simple(a);
   if (a.rows == 0) return 0;
 
   const int device = scores->device.device_id;
@@ -252,14 +267,14 @@ int probe(const TVMFFIAny* v, int32_t n, TVMFFIAny* result) {
   cudaError_t e = device_facts(static_cast<int>(v[0].v_int64), &facts);
   if (e != cudaSuccess) return fail(e, "asking for the device's limits");
   e = cudaErrorInvalidValue;
-  with_filter<Float32>(static_cast<int32_t>(v[1].v_int64), [&](auto config) {
-    using C = decltype(config);
+  with_kernel<Float32>(static_cast<int32_t>(v[1].v_int64), [&](auto l) {
+    using L = decltype(l);
     Args a = {};
     a.rows = 1;
     a.width = static_cast<int32_t>(v[3].v_int64);
     a.k = static_cast<int32_t>(v[4].v_int64);
-    const LaunchShape shape = filter_shape<C>(a, static_cast<int32_t>(v[2].v_int64), facts.smem_limit);
-    e = prepare<filter_kernel<C>>(static_cast<int>(v[0].v_int64), shape.smem_bytes, shape.cluster > 1);
+    const LaunchShape shape = L::shape(a, static_cast<int32_t>(v[2].v_int64), facts.limits);
+    e = shape.smem_bytes > facts.limits.smem_per_block ? cudaErrorInvalidValue : prepare<L::kernel, L::kMulti>(facts);
     if (e != cudaSuccess) return;
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeClusterDimension;
@@ -270,7 +285,7 @@ int probe(const TVMFFIAny* v, int32_t n, TVMFFIAny* result) {
     config_.dynamicSmemBytes = shape.smem_bytes;
     config_.attrs = &attribute;
     config_.numAttrs = 1;
-    e = cudaOccupancyMaxActiveClusters(&clusters, filter_kernel<C>, &config_);
+    e = cudaOccupancyMaxActiveClusters(&clusters, L::kernel, &config_);
   });
   if (e != cudaSuccess) {
     cudaGetLastError();  // a size that the device refuses is an answer, not an error to leave behind

@@ -43,6 +43,31 @@ __device__ __forceinline__ uint16_t ld_stream(const uint16_t* p) {
   return v;
 }
 
+// Four neighbours at once, to be read again soon.
+__device__ __forceinline__ void ld_keep_four(const uint32_t* p, uint32_t* v) {
+  asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "l"(p));
+}
+__device__ __forceinline__ void ld_keep_four(const uint16_t* p, uint16_t* v) {
+  asm volatile("ld.global.nc.v4.b16 {%0, %1, %2, %3}, [%4];" : "=h"(v[0]), "=h"(v[1]), "=h"(v[2]), "=h"(v[3]) : "l"(p));
+}
+// Four neighbours at once; the address is a multiple of their size.
+__device__ __forceinline__ void ld_stream_four(const uint32_t* p, uint32_t* v) {
+  asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+               : "l"(p));
+}
+__device__ __forceinline__ void ld_stream_four(const uint16_t* p, uint16_t* v) {
+  asm volatile("ld.global.nc.L1::no_allocate.v4.b16 {%0, %1, %2, %3}, [%4];"
+               : "=h"(v[0]), "=h"(v[1]), "=h"(v[2]), "=h"(v[3])
+               : "l"(p));
+}
+
+// A word of global memory to shared memory, in the background; wait_copies() and a barrier end it.
+__device__ __forceinline__ void copy_async(int32_t* to, const int32_t* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(smem_address(to)), "l"(from) : "memory");
+}
+__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 __device__ __forceinline__ float half_to_float(uint16_t h) {
   float f;
   asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
@@ -86,6 +111,51 @@ __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
+// An mbarrier for what the cluster's blocks send each other: `count` arrivals, and their bytes. Ready for other blocks
+// after the next cluster barrier.
+__device__ __forceinline__ void barrier_init(unsigned long long* barrier, uint32_t count) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_address(barrier)), "r"(count) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+// Waits for the first phase.
+__device__ __forceinline__ void barrier_wait(unsigned long long* barrier) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t done = 0;
+  while (!done) {
+    asm volatile(
+        "{\n .reg .pred p;\n"
+        " mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\n"
+        " selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(smem_address(barrier))
+        : "memory");
+  }
+#endif
+}
+// Makes this thread's writes to shared memory visible to send().
+__device__ __forceinline__ void fence_async() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+// Copies `bytes` (a multiple of 16) of shared memory to the place of `to` in block `rank` of the cluster, in the
+// background, and arrives at its `barrier` with them.
+__device__ __forceinline__ void send(uint32_t rank, void* to, const void* from, uint32_t bytes,
+                                     unsigned long long* barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n .reg .b32 to, bar;\n"
+      " mapa.shared::cluster.u32 to, %0, %4;\n"
+      " mapa.shared::cluster.u32 bar, %1, %4;\n"
+      " mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [bar], %3;\n"
+      " cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [%2], %3, [bar];\n}" ::"r"(
+          smem_address(to)),
+      "r"(smem_address(barrier)), "r"(smem_address(from)), "r"(bytes), "r"(rank)
+      : "memory");
+#endif
+}
 // The same object in the shared memory of another block of the cluster.
 template <class T>
 __device__ __forceinline__ T* map_shared(T* p, uint32_t rank) {
@@ -117,6 +187,62 @@ __device__ __forceinline__ uint32_t filter_step(float x, float lo, float hi, uin
   return ballot;
 }
 
+// Adds 1 to a shared word.
+__device__ __forceinline__ void count(uint32_t address) {
+  asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(address) : "memory");
+}
+
+// Where `in`, puts (value, tag) behind the `*count` entries of a list. Predicated; as C++ the warp would meet first,
+// which pays when many lanes append.
+__device__ __forceinline__ void append(bool in, uint32_t* count, void* list, uint32_t value, uint32_t tag) {
+  asm volatile(
+      "{\n .reg .pred p;\n .reg .u32 at;\n"
+      " setp.ne.u32 p, %0, 0;\n"
+      " @p atom.shared.inc.u32 at, [%1], 0xffffffff;\n"
+      " @p mad.lo.u32 at, at, 8, %2;\n"
+      " @p st.shared.v2.b32 [at], {%3, %4};\n}" ::"r"(static_cast<uint32_t>(in)),
+      "r"(smem_address(count)), "r"(smem_address(list)), "r"(value), "r"(tag)
+      : "memory");
+}
+
+// Adds `more` to a count where x >= least.
+__device__ __forceinline__ void add_at_least(uint32_t& count, float x, float least, uint32_t more) {
+  asm("{\n .reg .pred p;\n setp.ge.f32 p, %1, %2;\n @p add.u32 %0, %0, %3;\n}"
+      : "+r"(count)
+      : "f"(x), "f"(least), "r"(more));
+}
+
+// Where x >= least, stores x at the shared address `cursor` and `value` kBefore bytes before it, and moves on.
+template <uint32_t kBefore>
+__device__ __forceinline__ void append_pair_at_least(uint32_t& cursor, float x, float least, uint32_t value) {
+  asm volatile(
+      "{\n .reg .pred p;\n"
+      " setp.ge.f32 p, %1, %2;\n"
+      " @p st.shared.b32 [%0], %4;\n"
+      " @p st.shared.b32 [%0 + -%5], %3;\n"
+      " @p add.u32 %0, %0, 4;\n}"
+      : "+r"(cursor)
+      : "f"(x), "f"(least), "r"(value), "r"(__float_as_uint(x)), "n"(kBefore)
+      : "memory");
+}
+
+// Where x >= least, stores `value` at the shared address `cursor` and moves it on. Predicated like filter_step.
+__device__ __forceinline__ void append_at_least(uint32_t& cursor, float x, float least, uint32_t value) {
+  asm volatile(
+      "{\n .reg .pred p;\n"
+      " setp.ge.f32 p, %1, %2;\n"
+      " @p st.shared.b32 [%0], %3;\n"
+      " @p add.u32 %0, %0, 4;\n}"
+      : "+r"(cursor)
+      : "f"(x), "f"(least), "r"(value)
+      : "memory");
+}
+
+// Four words from shared to global memory; both addresses are multiples of 16.
+__device__ __forceinline__ void copy_four(int32_t* to, const uint32_t* from) {
+  *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+}
+
 // Asks for the next `bytes` (a multiple of 16) of global memory at `p` (16-byte aligned) to come to L2.
 __device__ __forceinline__ void prefetch_l2(const void* p, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
@@ -141,6 +267,35 @@ inline uint16_t ld_stream(const uint16_t* p) {
   cpu::point();
   return *p;
 }
+inline void barrier_init(unsigned long long* barrier, uint32_t count) {
+  cpu::mbarrier_init(reinterpret_cast<uint64_t*>(barrier), count);
+}
+inline void barrier_wait(unsigned long long* barrier) { cpu::mbarrier_wait(reinterpret_cast<uint64_t*>(barrier), 0); }
+inline void fence_async() { cpu::point(); }
+inline void send(uint32_t rank, void* to, const void* from, uint32_t bytes, unsigned long long* barrier) {
+  uint64_t* bar = reinterpret_cast<uint64_t*>(cpu::map_shared(barrier, rank));
+  cpu::mbarrier_arrive_expect_tx(bar, bytes);
+  cpu::bulk_shared_to_cluster(cpu::map_shared(static_cast<uint8_t*>(to), rank), from, bytes, bar);
+}
+template <uint32_t kBefore>
+inline void append_pair_at_least(uint32_t& cursor, float x, float least, uint32_t value) {
+  if (!(x >= least)) return;
+  *reinterpret_cast<uint32_t*>(dynamic_smem() + cursor) = __float_as_uint(x);
+  *reinterpret_cast<uint32_t*>(dynamic_smem() + cursor - kBefore) = value;
+  cursor += 4;
+}
+template <class Bits>
+inline void ld_stream_four(const Bits* p, Bits* v) {
+  cpu::point();
+  if (reinterpret_cast<uintptr_t>(p) % (4 * sizeof(Bits)) != 0) cpu::fail("a load of four scores is not aligned");
+  for (int i = 0; i < 4; ++i) v[i] = p[i];
+}
+template <class Bits>
+inline void ld_keep_four(const Bits* p, Bits* v) {
+  ld_stream_four(p, v);
+}
+inline void copy_async(int32_t* to, const int32_t* from) { cpu::cp_async(to, from, 4); }
+inline void wait_copies() { cpu::cp_async_wait_all(); }
 inline float half_to_float(uint16_t h) {
   const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, mantissa = h & 1023u;
   if (exponent == 31u) return __uint_as_float(sign | 0x7f800000u | mantissa << 13);
@@ -169,6 +324,26 @@ inline uint32_t filter_step(float x, float lo, float hi, uint32_t tag, uint32_t&
     cursor += kStride;
   }
   return ballot;
+}
+inline void count(uint32_t address) { atomicAdd(reinterpret_cast<uint32_t*>(dynamic_smem() + address), 1u); }
+inline void append(bool in, uint32_t* count, void* list, uint32_t value, uint32_t tag) {
+  if (!in) return;
+  uint32_t* slot = static_cast<uint32_t*>(list) + 2 * atomicAdd(count, 1u);
+  slot[0] = value;
+  slot[1] = tag;
+}
+inline void add_at_least(uint32_t& count, float x, float least, uint32_t more) {
+  if (x >= least) count += more;
+}
+inline void append_at_least(uint32_t& cursor, float x, float least, uint32_t value) {
+  if (!(x >= least)) return;
+  *reinterpret_cast<uint32_t*>(dynamic_smem() + cursor) = value;
+  cursor += 4;
+}
+inline void copy_four(int32_t* to, const uint32_t* from) {
+  if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % 16 != 0)
+    cpu::fail("a store of four words is not aligned");
+  for (int i = 0; i < 4; ++i) to[i] = static_cast<int32_t>(from[i]);
 }
 inline void prefetch_l2(const void*, uint32_t) {}
 

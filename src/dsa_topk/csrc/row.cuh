@@ -24,6 +24,9 @@ struct Row {
   int32_t n;           // candidates
   uint64_t where;      // PAGED: address of the page-table entry of the window's first page; RAGGED: offset; else 0
 
+  // What was found before.
+  __device__ __forceinline__ Row(const Bits* window_, int32_t n_, uint64_t where_)
+      : window(window_), n(n_), where(where_) {}
   // Integers are taken at their exact 64-bit value, so that nothing wraps on the way to a clamp.
   __device__ __forceinline__ Row(const Args& a, int64_t row) {
     const int64_t width = a.width;

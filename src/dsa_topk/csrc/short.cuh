@@ -1,0 +1,18 @@
+// Rows without a choice: no more scores than are wanted.
+#pragma once
+#include "retry.cuh"
+
+namespace dsa {
+
+// Finishes a row that has no more scores than are wanted.
+template <class C>
+__device__ __noinline__ void short_row(const Args& a) {
+  const int32_t index = row_index<C>(a);
+  const Row<typename C::E> row(a, index);
+  const uint32_t rank = block_rank<C>();
+  count_path<C>(a, rank, kTrivial);
+  Output<typename C::E>(a, row, index)
+      .put_all(static_cast<int32_t>(rank * C::kThreads + threadIdx.x), (C::kMulti ? a.cluster : 1) * C::kThreads);
+}
+
+}  // namespace dsa
