@@ -468,6 +468,35 @@ def test_an_installed_flashinfer_is_called_by_its_public_functions(mode, case, m
 
 
 @pytest.mark.parametrize("case", SMALL, ids=Case.label)
+def test_an_installed_sgl_kernel_is_called_by_its_public_function(case, monkeypatch):
+    from dsa_topk.compat import sglang as same_signatures
+
+    seen = []
+
+    def fast_topk_v2(score, lengths, topk, row_starts=None):
+        seen.append((topk, row_starts is None))
+        return same_signatures.fast_topk_v2(score, lengths, topk, row_starts=row_starts)
+
+    monkeypatch.setitem(sys.modules, "sgl_kernel", SimpleNamespace(fast_topk_v2=fast_topk_v2))
+    monkeypatch.setattr(peers, "_need_cuda", lambda problem: None)
+    with pytest.raises(peers.NotApplicable, match="k = 2048 only"):
+        peers.prepare("sgl_fast", inputs.make(case, CPU))
+    case = replace(case, width=2500, k=2048)  # windows shorter and longer than k
+    problem = inputs.make(case, CPU)
+    monkeypatch.setattr(peers, "_installed", lambda package: False)
+    with pytest.raises(peers.NotApplicable, match="not installed"):
+        peers.prepare("sgl_fast", problem)
+    monkeypatch.setattr(peers, "_installed", lambda package: package == "sgl_kernel")
+    peer = peers.prepare("sgl_fast", problem)
+    (scores,), _ = inputs.ScorePool(CPU).buffers(case)
+    peer.run(scores)
+    assert seen == [(2048, case.mode not in ("ragged", "packed"))]
+    assert peer.check(problem, scores) is None  # positions, whatever the form of the problem
+    peer.result()[0, 0] = peer.result()[0, 1]
+    assert peer.check(problem, scores) is not None
+
+
+@pytest.mark.parametrize("case", SMALL, ids=Case.label)
 def test_torch_topk_is_an_exact_peer(case):
     case = replace(case, width=1024, k=700)  # some rows are shorter than k
     problem = inputs.make(case, CPU)

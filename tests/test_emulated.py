@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from emulator.cases import (
     by_layout,
     by_shape,
     hostile_integers,
+    paths_of,
     routes,
 )
 from emulator.emulated import emulated, new_counters, prepare
@@ -27,7 +28,7 @@ from emulator.process import Options
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++")
 
-ROUTES = routes(small=False)
+ROUTES = routes()
 DTYPES = {"fp32": FP32, "bf16": BF16, "fp16": FP16}
 
 
@@ -38,11 +39,20 @@ def name_of(value: object) -> str:
 def check_all(cases: Iterable[Case], sanitize: bool = False) -> None:
     e = emulated(sanitize)
     count = 0
-    for case in cases:
+    for case in thinned(cases):
         wrong = case.wrong(e)
         assert wrong is None, wrong
         count += 1
     assert count > 0
+
+
+def thinned(cases: Iterable[Case]) -> Iterator[Case]:
+    """All cases, but of large clusters, whose rows cost 20 times those of a small one, every third or twelfth."""
+    for i, case in enumerate(cases):
+        if case.kernel != "Split512" or i % {2: 1, 3: 1, 5: 3, 16: 12}[case.cluster] == 0:
+            if case.cluster > 8:
+                case.options.resident = 2  # the emulator's stacks for more of them pass the system's limit of mappings
+            yield case
 
 
 # Size: all kernels x element types x all distributions, 14 edge lengths each; (k, n), tie rule and outputs differ from
@@ -59,15 +69,18 @@ def test_group(route: tuple[str, int], group: str) -> None:
     check_all(GROUPS[group](route))
 
 
-# The sanitized build costs ten times as much: it runs what touches memory in unusual places, on a kernel of each kind.
+SANITIZED = [("Row128", 1), ("Cluster512", 3), ("Held8K", 1), ("Split512", 2)]  # a kernel of each kind
+
+
+# The sanitized build costs ten times as much: it runs what touches memory in unusual places.
 @pytest.mark.parametrize("group", [by_shape, by_layout, hostile_integers], ids=lambda g: g.__name__)
-@pytest.mark.parametrize("route", [("Row128", 1), ("Cluster512", 3)], ids=name_of)
+@pytest.mark.parametrize("route", SANITIZED, ids=name_of)
 def test_sanitized(route: tuple[str, int], group: object) -> None:
     assert callable(group)
     check_all(list(group(route))[:: 3 if group is by_shape else 2], sanitize=True)
 
 
-@pytest.mark.parametrize("route", [("Row128", 1), ("Cluster512", 2)], ids=name_of)
+@pytest.mark.parametrize("route", SANITIZED, ids=name_of)
 def test_sanitized_distributions(route: tuple[str, int]) -> None:
     check_all(list(by_distribution(route, FP32))[::5], sanitize=True)
 
@@ -81,7 +94,7 @@ def test_every_path_is_taken(kernel: str) -> None:
         for case in GROUPS[group](route):
             case.run(emulated(), counters)
     taken = dict(zip(paths(), counters.tolist(), strict=True))
-    assert all(taken.values()), taken
+    assert {path for path, rows in taken.items() if rows} == set(paths_of(kernel)), taken
 
 
 @pytest.mark.parametrize("k", [300, 2048])
@@ -105,7 +118,7 @@ def test_schedules(schedule: int) -> None:
     k, n = 300, 3001
     names = ("normal", "half_zeros", "bit_patterns", "outliers")
     scores = torch.cat([distributions.make(d, 1, n, seed=1, k=k) for d in names])
-    for kernel, cluster in (("Row128", 1), ("Row256", 1), ("Cluster512", 3)):
+    for kernel, cluster in (("Row128", 1), ("Row256", 1), ("Cluster512", 3), ("Held8K", 1), ("Split512", 3)):
         for seed in range(20):
             call = prepare(scores, None, k)
             options = Options(seed=seed, schedule=schedule, preempt=(0, 32, 1024)[seed % 3])
@@ -114,7 +127,7 @@ def test_schedules(schedule: int) -> None:
             assert wrong is None, wrong
 
 
-@pytest.mark.parametrize("route", [("Row512", 1), ("Cluster512", 5)], ids=name_of)
+@pytest.mark.parametrize("route", [("Row512Deep", 1), ("Cluster512", 5)], ids=name_of)
 def test_long_rows(route: tuple[str, int]) -> None:
     """131072 columns, the real k: lists spill, bitmaps have thousands of words."""
     scores = torch.cat([distributions.make(d, 1, 131072, seed=2, k=2048) for d in ("indexer", "narrow")])
@@ -125,11 +138,11 @@ def test_long_rows(route: tuple[str, int]) -> None:
 def test_wider_than_the_bitmap() -> None:
     """Two million columns do not fit one block's bitmap: the exact path answers."""
     scores = distributions.make("normal", 1, 2_000_003, seed=2, k=2048)
-    wrong = Case("2000003 columns", prepare(scores, None, 2048), "Row512").wrong(emulated())
+    wrong = Case("2000003 columns", prepare(scores, None, 2048), "Row512Deep").wrong(emulated())
     assert wrong is None, wrong
 
 
-@pytest.mark.parametrize("route", [("Row512", 1), ("Cluster512", 3)], ids=name_of)
+@pytest.mark.parametrize("route", [("Row512Deep", 1), ("Cluster512", 3)], ids=name_of)
 def test_largest_k(route: tuple[str, int]) -> None:
     scores = torch.cat([distributions.make(d, 1, 20001, seed=2, k=8192) for d in ("normal", "half_zeros")])
     for lengths in (None, torch.tensor([8193, 8191])):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from emulator.build import compiler
 from emulator.cases import Case
 from emulator.emulated import emulated
 from emulator.process import Options
-from gpu_helpers import Target, launched_as
+from gpu_helpers import Target, launched_as, on_gpu
 
 FORMS = ("positions", "ragged", "paged")
 
@@ -143,6 +144,36 @@ def test_a_negative_view_that_torch_itself_makes_is_refused(target: Target) -> N
     resolved = conjugate.resolve_neg()
     _, returned = dsa_topk.topk_positions(resolved, None, 1, return_scores=True, backend=target.backend)
     assert torch.equal(returned, resolved)
+
+
+def freed(tensor: torch.Tensor) -> torch.Tensor:
+    """Shape and strides without memory, as a sharded parameter has between two steps."""
+    copy = tensor.clone()
+    copy.untyped_storage().resize_(0)
+    return copy
+
+
+def lazy_zeros(tensor: torch.Tensor) -> torch.Tensor:
+    """Zeros that torch makes up where it reads them, as automatic differentiation passes them on."""
+    return torch._efficientzerotensor(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
+@on_gpu
+@pytest.mark.parametrize("empty", [freed, lazy_zeros])
+@pytest.mark.parametrize("form", FORMS)
+def test_tensors_without_memory_are_refused(form: str, empty: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Their address is 0: a launch would end in a fault that leaves the process without a device. The refusal is the
+    compiled module's, because an address costs Python too much to ask for; nothing is written by then."""
+    placed = hostile.refusable(form, "cuda")
+    found = []
+    for name, frame in placed.frames.items():
+        without = empty(frame.tensor)
+        assert without.data_ptr() == 0
+        assert without.shape == frame.tensor.shape
+        found.append(hostile.refuse(placed, (name, {name: without}, ValueError, "^select: "), "cuda"))
+        torch.cuda.synchronize()
+    assert not failures(found), failures(found)
+    assert placed.run("cuda") is placed.call.out, "the device still serves"
 
 
 @pytest.mark.parametrize("name", ["lengths", "row_starts", "row_to_batch", "page_table_starts"])

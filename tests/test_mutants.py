@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 
 from emulator.build import CSRC, HERE, build, compiler
-from emulator.cases import first_wrong
+from emulator.cases import GROUPS, first_wrong
+from emulator.decode_cases import DECODE_GROUPS, SMALL_ROUTES
+from emulator.decode_mutants import DECODE
 from emulator.emulated import Emulated
 from emulator.kernel_mutants import KERNELS
 from emulator.mutants import SELFTEST, Mutant, StaleMutant, plant
 from emulator.process import EmulationError, Options, Process
 from emulator.selftest_cases import CASES
+
+FAULTY = (*KERNELS, *DECODE)
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(compiler() is None, reason="no g++")]
 
@@ -41,12 +45,18 @@ def try_selftest(mutant: Mutant, work: Path) -> str | None:
         process.close()
 
 
+def decode_wrong(e: Emulated, groups: str, seeds: int) -> str | None:
+    """As `first_wrong`, on the decode kernels of the small build."""
+    return first_wrong(e, groups, seeds, small_routes=SMALL_ROUTES, known={**GROUPS, **DECODE_GROUPS})
+
+
 def try_kernel(mutant: Mutant, work: Path) -> str | None:
     """Build the kernels with the fault in them; what notices it, or None. Four seeds: a race needs a few schedules."""
+    look = decode_wrong if mutant in DECODE else first_wrong
     csrc = plant([mutant], CSRC, work / "csrc")
     e = Emulated(Process(build("runner", include=csrc, small=True, into=work / "built"), timeout=60))
     try:
-        return first_wrong(e, mutant.hint, seeds=4)
+        return look(e, mutant.hint, seeds=4)
     finally:
         e.close()
 
@@ -59,7 +69,7 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """Compiling takes most of the time, so the mutants are tried ahead, as many at once as there are cores."""
     root = tmp_path_factory.mktemp("mutants")
     selected = {item.callspec.params.get("mutant") for item in request.session.items if hasattr(item, "callspec")}
-    jobs = [(m, try_selftest) for m in SELFTEST if m in selected] + [(m, try_kernel) for m in KERNELS if m in selected]
+    jobs = [(m, try_selftest) for m in SELFTEST if m in selected] + [(m, try_kernel) for m in FAULTY if m in selected]
     if "PYTEST_XDIST_WORKER" in os.environ:  # the workers are the parallelism, and each sees only some of the tests
         attempts = {m: (lambda m=m, f=f, i=i: f(m, root / str(i))) for i, (m, f) in enumerate(jobs)}
         yield lambda mutant: attempts[mutant]()
@@ -77,7 +87,7 @@ def identifier(mutant: Mutant) -> str:
     return mutant.name.replace(" ", "-")
 
 
-@pytest.mark.parametrize("mutant", [*SELFTEST, *KERNELS], ids=identifier)
+@pytest.mark.parametrize("mutant", [*SELFTEST, *FAULTY], ids=identifier)
 def test_mutant_is_caught(mutant: Mutant, outcome: Outcome) -> None:
     noticed = outcome(mutant)
     assert noticed is not None, f"{mutant.name} survived: {mutant.why}"
@@ -89,6 +99,8 @@ def test_the_small_build_without_a_fault_is_right() -> None:
     e = Emulated(Process(build("runner", small=True)))
     groups = sorted({name for m in KERNELS for name in m.hint.split()})
     assert first_wrong(e, " ".join(groups), seeds=1) is None
+    groups = sorted({name for m in DECODE for name in m.hint.split()})
+    assert decode_wrong(e, " ".join(groups), seeds=1) is None
     e.close()
 
 

@@ -17,8 +17,8 @@ SCRIPT = "import sys\nfrom dsa_topk.cli import main\nsys.exit(main())\n"  # what
 # As C code that imports does: another error for the interrupt.
 SLOW_TORCH = """
 import time
-print("importing", flush=True)
 try:
+    print("importing", flush=True)
     time.sleep({seconds})
 except KeyboardInterrupt:
     raise ImportError("no torch") from None

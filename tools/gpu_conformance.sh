@@ -91,12 +91,12 @@ for seed in 1 2; do
     --device "$device" --json "$out/fuzz-$seed.json" --save "$work/replays" &
 done
 
-# Kernels whose names start with Cluster take 2 and 7 blocks a row: the smallest, and one that divides nothing.
+# Kernels that share a row take 2 and 7 blocks a row: the smallest, and one that divides nothing.
 backends=$("$python" - <<'PY'
-from dsa_topk._plan import KERNELS
+from dsa_topk._plan import KERNELS, SEVERAL
 
 for kernel in KERNELS:
-    print(*(f"cuda-{kernel}-{size}" for size in (2, 7)) if kernel.startswith("Cluster") else (f"cuda-{kernel}",))
+    print(*(f"cuda-{kernel}-{size}" for size in (2, 7)) if kernel in SEVERAL else (f"cuda-{kernel}",))
 PY
 ) || echo "== kernels: could not be listed"
 # shellcheck disable=SC2206  # a list on purpose

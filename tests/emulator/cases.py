@@ -5,7 +5,7 @@ Each group is a function that yields cases; tests and mutants run the same ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from dsa_topk._call import Call
 from dsa_topk.testing import check_selection, distributions, shapes
 
-from .args import kernels
+from .args import kernels, paths
 from .emulated import Emulated, prepare
 from .process import EmulationError, Options
 
@@ -73,15 +73,22 @@ class Case:
         return None if verdict.ok else f"{self.name}: {verdict.reason}"
 
 
-def routes(small: bool) -> list[tuple[str, int]]:
-    """Kernels with the cluster sizes to try; those of the small build only when ``small``."""
-    found = []
-    for name in kernels():
-        if small and name not in ("Row128", "Cluster512"):
-            continue
-        several = (2, 5) if name == "Cluster512" else (3,)  # no powers of two only
-        found += [(name, size) for size in (several if name.startswith("Cluster") else (1,))]
-    return found
+# Cluster sizes to try, not only powers of two, of the kernels that spread a row over several blocks.
+CLUSTERS = {"Cluster512": (2, 5), "Split512": (2, 3, 5, 16)}
+
+
+def routes() -> list[tuple[str, int]]:
+    """Kernels with the cluster sizes to try."""
+    return [(name, size) for name in kernels() for size in CLUSTERS.get(name, (1,))]
+
+
+def paths_of(kernel: str) -> tuple[str, ...]:
+    """Names of the paths of csrc/args.h that a kernel's rows can take."""
+    if kernel.startswith("Held"):
+        return ("Trivial", "Fast", "SecondTry", "Exact")
+    if kernel.startswith(("Split", "Whole")):
+        return ("Trivial", "Fast", "Exact")
+    return paths()
 
 
 def edge_lengths(k: int, n: int) -> torch.Tensor:
@@ -355,17 +362,24 @@ _GROUPS = (
 GROUPS: dict[str, Group] = {f.__name__: f for f in _GROUPS}
 
 
-def first_wrong(e: Emulated, groups: str, seeds: int, dtypes: tuple[torch.dtype, ...] = (FP32, FP16)) -> str | None:
-    """The first case of the named groups that is wrong, on the kernels of the small build; None when all are right."""
+def first_wrong(
+    e: Emulated,
+    groups: str,
+    seeds: int,
+    dtypes: tuple[torch.dtype, ...] = (FP32, FP16),
+    small_routes: Sequence[tuple[str, int]] = (("Row128", 1), ("Cluster512", 3)),
+    known: Mapping[str, Group] = GROUPS,
+) -> str | None:
+    """The first case of the named groups that is wrong, on kernels of the small build; None when all are right."""
     for seed in range(seeds):
         for name in groups.split():
-            for route in (("Row128", 1), ("Cluster512", 3)):
+            for route in small_routes:
                 if name == "by_distribution":
                     found = by_distribution(route, dtypes[seed % len(dtypes)], seed)
                 elif name == "far_rows":
                     found = far_rows(route)
                 else:
-                    found = GROUPS[name](route, seed)
+                    found = known[name](route, seed)
                 for case in found:
                     wrong = case.wrong(e)
                     if wrong is not None:

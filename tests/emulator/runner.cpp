@@ -36,6 +36,8 @@ void topk_of(const dsa::Args& given, const Choice& choice) {
     select<dsa::FilterLaunch<dsa::Cluster512<E>>>(a, choice);
   else if (choice.kernel == dsa::kHeld8K)
     select<dsa::ResidentLaunch<dsa::Held8K<E>>>(a, choice);
+  else if (choice.kernel == dsa::kSplit512)
+    select<dsa::SplitLaunch<dsa::Split512<E>>>(a, choice);
   else
     known = false;
 #else

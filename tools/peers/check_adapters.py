@@ -92,7 +92,7 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 @promises(forms=FORMS, dtypes=_FLOATS, mode="set")
 def fi_native(call: Problem) -> torch.Tensor:
-    """FlashInfer's native radix transforms, default arguments."""
+    """FlashInfer's transforms, default arguments."""
     return _run(peers._flashinfer(False, 0), call, _flashinfer_problem(call))
 
 

@@ -349,7 +349,11 @@ register("sgl_v2", sgl_v2)
 register("ds_fp32", ds_fp32)
 register("ds_bf16", ds_bf16)
 register("sgl_fast", sgl_fast)
-register("fi_native", _flashinfer(False, 0), "FlashInfer radix top-k transform, default arguments")
+register(
+    "fi_native",
+    _flashinfer(False, 0),
+    "FlashInfer, default arguments: its package picks CUB's or its own kernels by shape, prebuilt objects are its own",
+)
 register("fi_det", _flashinfer(True, 0), "FlashInfer, deterministic=True")
 register("fi_tieS", _flashinfer(False, 1), "FlashInfer, tie_break=small")
 register("fi_tieL", _flashinfer(False, 2), "FlashInfer, tie_break=large")

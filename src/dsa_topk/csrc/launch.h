@@ -4,6 +4,8 @@
 #pragma once
 #include <stddef.h>
 
+#include <type_traits>
+
 #include "filter.cuh"
 #include "order.cuh"
 #include "resident.cuh"
@@ -135,6 +137,10 @@ struct SplitLaunch {
   static constexpr void (*kernel)(Args) = split_kernel<C>;
 };
 
+// 16-bit scores take the next larger kernel of a family here and there: less to compile, for types with no tuned decode.
+template <class E, class For32, class For16>
+using BySize = typename std::conditional<sizeof(typename E::Bits) == 4, For32, For16>::type;
+
 // Calls f(launch) with the launch that (kernel, dtype) name; false when there is none.
 template <class E, class F>
 inline bool with_kernel(int32_t kernel, F&& f) {
@@ -144,11 +150,11 @@ inline bool with_kernel(int32_t kernel, F&& f) {
     case kRow256: f(FilterLaunch<Row256<E>>{}); return true;
     case kRow512Deep: f(FilterLaunch<Row512Deep<E>>{}); return true;
     case kCluster512: f(FilterLaunch<Cluster512<E>>{}); return true;
-    case kHeld4K: f(ResidentLaunch<Held4K<E>>{}); return true;
+    case kHeld4K: f(ResidentLaunch<BySize<E, Held4K<E>, Held8K<E>>>{}); return true;
     case kHeld8K: f(ResidentLaunch<Held8K<E>>{}); return true;
     case kHeld16K: f(ResidentLaunch<Held16K<E>>{}); return true;
     case kSplit512: f(SplitLaunch<Split512<E>>{}); return true;
-    case kWhole512: f(SplitLaunch<Whole512<E>>{}); return true;
+    case kWhole512: f(SplitLaunch<BySize<E, Whole512<E>, Whole1024<E>>>{}); return true;
     case kWhole1024: f(SplitLaunch<Whole1024<E>>{}); return true;
     default: return false;
   }

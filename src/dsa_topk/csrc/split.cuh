@@ -46,7 +46,8 @@ struct Region {
   __device__ __forceinline__ const float* scores() const { return reinterpret_cast<const float*>(at + 4); }
 };
 
-// Where the bracket of a row's k-th score lies in a sample of it; false: the sample says nothing.
+// Where the bracket of a row's k-th score lies in a sample of it, and where bins for what is listed may begin (`top`);
+// false: the sample says nothing.
 template <class C>
 __device__ __forceinline__ bool bracket_of(const Args& a, KthShared& s, const float (&v)[4 * C::kQuads], int32_t n,
                                            float& lo, float& hi, float& top) {
@@ -82,6 +83,8 @@ __device__ __forceinline__ bool bracket_of(const Args& a, KthShared& s, const fl
   const int32_t lowest = s.found[0].bin;
   lo = top - static_cast<float>(lowest + 1) * width;
   hi = ranks[1] > 0 ? top - static_cast<float>(s.found[1].bin) * width : INFINITY;
+  // Of a row much longer than its sample many scores may lie above all sampled ones, as far again as these reach.
+  if (hi > top) top += top - lo;
 #pragma unroll
   for (int i = 0; i < Bins::kFine / C::kThreads; ++i) s.hist[threadIdx.x * (Bins::kFine / C::kThreads) + i] = 0;
   return lowest < Bins::kRest;

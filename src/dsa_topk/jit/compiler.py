@@ -49,6 +49,8 @@ def command(
     """The nvcc command for ``unit`` in the current folder; with ``link`` the toolkit's root, as a shared module."""
     includes, tvm_lib = toolchain.tvm_ffi_paths()
     words = [str(nvcc), *source.DEVICE_FLAGS, *source.gencode(archs), "-I.", *(f"-I{path}" for path in includes)]
+    if (toolchain.release(toolchain.version(nvcc)) or (0, 0)) >= source.PARALLEL_SINCE:
+        words += source.PARALLEL_FLAGS
     if link is not None:
         # The root's own folders are named because pip wheels have no lib64, where their nvcc.profile points.
         folders = [*toolchain.library_dirs(link), tvm_lib]

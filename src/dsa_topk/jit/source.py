@@ -23,6 +23,9 @@ SUFFIXES = (".cu", ".cuh", ".h", ".hpp", ".inl")
 
 # Everything that changes the machine code. No -use_fast_math: denormals and -0.0 must survive.
 DEVICE_FLAGS = ("-std=c++17", "-O3", "-lineinfo")
+# Two threads where one nvcc run has but one target and one unit; the result does not depend on it. Since CUDA 12.8.
+PARALLEL_FLAGS = ("--split-compile=2", "-Xptxas=--split-compile=2")
+PARALLEL_SINCE = (12, 8)
 # Static cudart: the module then depends on nothing of CUDA but the driver. Nothing may be exported by accident.
 LINK_FLAGS = ("-shared", "-cudart=static", "-Xcompiler=-fPIC,-fvisibility=hidden")
 

@@ -1,0 +1,116 @@
+"""The decode kernels on the CPU, where they are most likely to break: emulator/decode_cases.py (issue 5 points 2 and 6)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dsa_topk.testing import distributions
+from emulator.build import compiler
+from emulator.cases import Case
+from emulator.decode_cases import CAPACITY, DECODE_GROUPS, DECODE_ROUTES, owned_columns, sampled_columns
+from emulator.emulated import emulated, new_counters, prepare
+from emulator.process import Options
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++")
+
+TRIVIAL, FAST, SECOND_TRY, _, EXACT = range(5)  # csrc/args.h
+
+
+def name_of(value: object) -> str:
+    return f"{value[0]}x{value[1]}" if isinstance(value, tuple) else str(value)
+
+
+def run(case: Case, counters: torch.Tensor | None = None) -> None:
+    if case.cluster > 8:
+        case.options.resident = 2  # the emulator's stacks for more of them pass the system's limit of mappings
+    wrong = case.wrong(emulated(), counters)
+    assert wrong is None, wrong
+
+
+# Size: every decode kernel, clusters of 2, 3, 5 and 16; half a minute in all, most of it the cluster of 16.
+@pytest.mark.parametrize("route", DECODE_ROUTES, ids=name_of)
+@pytest.mark.parametrize("group", DECODE_GROUPS)
+def test_group(group: str, route: tuple[str, int]) -> None:
+    for case in DECODE_GROUPS[group](route):
+        run(case)
+
+
+def paths_taken(cases: list[Case]) -> list[int]:
+    """Rows by path of the cases; the emulator counts from its start on."""
+    counters = new_counters()
+    run(cases[0], counters)
+    before = counters.clone()
+    run(cases[0], counters)
+    first = counters - before
+    for case in cases[1:]:
+        run(case, counters)
+    return (counters - before - first + first).tolist()
+
+
+@pytest.mark.parametrize("kernel", CAPACITY)
+def test_what_is_held_and_one_more(kernel: str) -> None:
+    """A row of exactly the capacity is on the fast path, misaligned or not; one more is right, and slow."""
+    full = CAPACITY[kernel]
+    storage = distributions.make("normal", 1, full + 8, seed=1)[0]
+    for shift in range(4):
+        scores = storage[shift:][None, : full + 1]
+        assert scores.data_ptr() // 4 % 4 == shift, "the case depends on where torch puts a tensor"
+        cases = []
+        for n in (full - shift, full - shift + 1):
+            cases.append(Case(f"{n} of {full}", prepare(scores, torch.tensor([n]), 2048), kernel))
+        assert paths_taken(cases[:1])[FAST] == 1
+        assert paths_taken(cases[1:])[EXACT] == 1
+
+
+@pytest.mark.parametrize("kernel", CAPACITY)
+def test_the_misleading_rows_mislead(kernel: str) -> None:
+    """Else `misleading_maxima` would test nothing: with winners elsewhere the same scores take the fast path."""
+    full = CAPACITY[kernel]
+    generator = torch.Generator().manual_seed(1)
+    row = torch.rand(1, full, generator=generator)
+    scattered = row.clone()
+    scattered[0, torch.randperm(full, generator=generator)[:512]] += 10.0
+    row[0, owned_columns(kernel, torch.randint(8, (512,), generator=generator))] += 10.0
+    assert paths_taken([Case("one a thread", prepare(row, None, 600), kernel)])[SECOND_TRY] == 1
+    assert paths_taken([Case("scattered", prepare(scattered, None, 600), kernel)])[FAST] == 1
+
+
+@pytest.mark.parametrize("route", [("Whole512", 1), ("Whole1024", 1), ("Split512", 3)], ids=name_of)
+def test_the_misleading_samples_are_what_is_sampled(route: tuple[str, int]) -> None:
+    """Scores that nothing but the sample sees send the row the other way; moved by one group of four they do not."""
+    kernel, blocks = route
+    n = 12_000
+    noise = torch.rand(1, n, generator=torch.Generator().manual_seed(1))
+    seen = sampled_columns(kernel, n)
+    assert seen.sum() == 4 * (1024 if kernel == "Whole1024" else 512)
+    row = torch.where(seen, noise + 10.0, noise)
+    assert paths_taken([Case("sampled", prepare(row, None, 5000 if blocks == 1 else 2500), kernel, blocks)])[EXACT] == 1
+    assert paths_taken([Case("moved", prepare(noise, None, 2500), kernel, blocks)])[FAST] == 1
+
+
+@pytest.mark.parametrize("k", [100, 2048])
+def test_same_bits_by_every_decode_kernel_whatever_the_batch(k: int) -> None:
+    """Against the one-block kernel of prefill; rows of a batch meet in other blocks, clusters and schedules."""
+    n = 4096
+    names = ("indexer", "half_zeros", "quantised", "normal")
+    scores = torch.cat([distributions.make(name, 1, n, seed=5, k=k) for name in names])
+    lengths = torch.tensor([n, n - 1, k + 1, n // 2 + k // 2], dtype=torch.int32)
+    want = prepare(scores, lengths, k)
+    emulated().run(want, kernel="Row128")
+    assert want.out is not None
+    for i, (kernel, blocks) in enumerate(DECODE_ROUTES):
+        for rows in ([0, 1, 2, 3], [2], [3, 1, 1]):
+            call = prepare(scores[rows].contiguous(), lengths[rows], k)
+            emulated().run(call, kernel=kernel, cluster=blocks, options=Options(seed=i, resident=2))
+            assert call.out is not None
+            assert torch.equal(call.out, want.out[rows]), (kernel, blocks, rows)
+
+
+def test_every_schedule_of_the_rare_ways() -> None:
+    """Rounds by key and by position, and lists that overflow, under 16 seeds of each kind of schedule."""
+    for route, group in ((("Held4K", 1), "plateaus"), (("Held8K", 1), "of_one_bin"), (("Split512", 3), "one_slice")):
+        for case in list(DECODE_GROUPS[group](route))[::5]:
+            for seed in range(16):
+                case.options = Options(seed=seed, schedule=seed % 4, preempt=(0, 32, 1024)[seed % 3])
+                run(case)
