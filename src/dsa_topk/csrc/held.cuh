@@ -17,11 +17,11 @@ struct ResidentConfig : FilterConfig<Element, Threads, 8, 8, MinBlocks, false> {
 };
 
 template <class C>
-struct Place {
+struct Portion {
   int32_t first;  // position of this thread's first score; negative before the window
 
   // `begin`: position of the block's first score, or what it would be, by the misalignment of the row's start.
-  __device__ __forceinline__ explicit Place(int32_t begin)
+  __device__ __forceinline__ explicit Portion(int32_t begin)
       : first(begin + static_cast<int32_t>((threadIdx.x >> 5) * C::kChunk + (threadIdx.x & 31u) * 4u)) {}
   __device__ __forceinline__ int32_t of(int i) const { return first + (i >> 2) * 128 + (i & 3); }  // of score i
   // Whether all scores of this warp lie in [0, n).
@@ -39,7 +39,7 @@ __device__ __forceinline__ int32_t vector_shift(const typename E::Bits* window) 
 // Loads this thread's scores of a window of `room` scores; NaN where there are none.
 template <class C>
 __device__ __forceinline__ void hold(typename C::E::Bits (&b)[C::kPer], const typename C::E::Bits* window, int32_t room,
-                                     const Place<C>& place) {
+                                     const Portion<C>& place) {
   if (place.whole(room)) {
 #pragma unroll
     for (int i = 0; i < C::kPer; i += 4) ptx::ld_stream_four(window + place.of(i), &b[i]);
@@ -60,7 +60,7 @@ __device__ __forceinline__ void hold(typename C::E::Bits (&b)[C::kPer], const ty
 // The scores before position n, NaN from there on.
 template <class C>
 __device__ __forceinline__ void cut(float (&x)[C::kPer], const typename C::E::Bits (&b)[C::kPer], int32_t n,
-                                    const Place<C>& place) {
+                                    const Portion<C>& place) {
 #pragma unroll
   for (int i = 0; i < C::kPer; ++i) x[i] = C::E::value(b[i]);
   if (place.whole(n)) return;

@@ -181,7 +181,7 @@ template <class C>
 struct Search {
   KthShared& s;
   const uint32_t (&key)[C::kPer];  // 0 where there is no score
-  const Place<C>& place;
+  const Portion<C>& place;
   int32_t n, need;
   bool largest;
 

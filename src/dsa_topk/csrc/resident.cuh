@@ -42,7 +42,7 @@ __device__ __forceinline__ void write_row(const Args& a, int32_t index, const ui
 
 // Forgets the scores equal to the threshold that are not taken, so that x >= t.score says what is.
 template <class C>
-__device__ __forceinline__ void drop_ties(float (&x)[C::kPer], const Place<C>& place, const Threshold& t,
+__device__ __forceinline__ void drop_ties(float (&x)[C::kPer], const Portion<C>& place, const Threshold& t,
                                           bool largest) {
   const int32_t sign = largest ? -1 : 1, tie = sign * t.tie;
 #pragma unroll
@@ -54,7 +54,7 @@ __device__ __forceinline__ void drop_ties(float (&x)[C::kPer], const Place<C>& p
 // The results of each group's first score; the others follow it. True: what is written is final, because four
 // neighbours share their page and its entry is at hand. Else positions, to be looked up one by one.
 template <class C>
-__device__ __forceinline__ bool results_of(const Args& a, const Place<C>& place, uint64_t where, const int32_t* pages,
+__device__ __forceinline__ bool results_of(const Args& a, const Portion<C>& place, uint64_t where, const int32_t* pages,
                                            uint32_t (&value)[C::kVectors]) {
 #pragma unroll
   for (int j = 0; j < C::kVectors; ++j) value[j] = static_cast<uint32_t>(place.of(4 * j));
@@ -102,7 +102,8 @@ __device__ __forceinline__ void finish_held(const Args& a, int32_t index, const 
 // This thread's scores, read again: the rare paths below are calls that never return, so that the kernel keeps no
 // registers for them.
 template <class C>
-__device__ __forceinline__ void hold_again(float (&x)[C::kPer], const Row<typename C::E>& row, const Place<C>& place) {
+__device__ __forceinline__ void hold_again(float (&x)[C::kPer], const Row<typename C::E>& row,
+                                           const Portion<C>& place) {
   typename C::E::Bits b[C::kPer];
   hold<C>(b, row.window, row.n, place);
   cut<C>(x, b, row.n, place);
@@ -114,7 +115,7 @@ __device__ __noinline__ void finish_row_at(const Args& a, Threshold t) {
   KthShared& s = reinterpret_cast<ResidentShared<C>*>(ptx::dynamic_smem())->kth;
   const int32_t index = row_index<C>(a);
   const Row<typename C::E> row(a, index);
-  const Place<C> place(-vector_shift<typename C::E>(row.window));
+  const Portion<C> place(-vector_shift<typename C::E>(row.window));
   float x[C::kPer];
   hold_again<C>(x, row, place);
   if (t.cut) drop_ties<C>(x, place, t, a.largest != 0);
@@ -133,12 +134,12 @@ __device__ __noinline__ void crowded_held(const Args& a, float low, float top, i
   for (int i = threadIdx.x; i < Bins::kFine; i += C::kThreads) s.hist[i] = 0;
   if (threadIdx.x == 0) s.member_count = 0;
   uint32_t key[C::kPer], low_key = 1, high_key = key_of(top);
-  Place<C> place(0);
+  Portion<C> place(0);
   int32_t n;
   {
     const Row<typename C::E> row(a, row_index<C>(a));
     n = row.n;
-    place = Place<C>(-vector_shift<typename C::E>(row.window));
+    place = Portion<C>(-vector_shift<typename C::E>(row.window));
     float x[C::kPer];
     hold_again<C>(x, row, place);
     if (bin >= 0) ends_of<C>(s, x, Bins(low, top), bin, low_key, high_key);
@@ -178,7 +179,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) resident_kernel(co
   int32_t n;
   if (a.simple_room >= 0) {
     // All that the buffer has is asked for at once, before the row's length is known.
-    hold<C>(b, window, a.width, Place<C>(-vector_shift<E>(window)));
+    hold<C>(b, window, a.width, Portion<C>(-vector_shift<E>(window)));
     const int32_t length = *length_at;
     if (staged && tid < a.simple_pages) ptx::copy_async(&shared.pages[tid], entries);
     if (tid == 0) s.where = static_cast<uint64_t>(a.form == kRagged ? load_index(a.out_offsets, index, 0) : 0);
@@ -186,11 +187,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) resident_kernel(co
   } else {
     const Row<E> row(a, index);
     window = row.window;
-    hold<C>(b, window, row.n, Place<C>(-vector_shift<E>(window)));
+    hold<C>(b, window, row.n, Portion<C>(-vector_shift<E>(window)));
     if (tid == 0) s.where = row.where;
     n = row.n;
   }
-  const Place<C> place(-vector_shift<E>(window));
+  const Portion<C> place(-vector_shift<E>(window));
   if (n <= a.k) {
     ptx::wait_copies();
     short_row<C>(a);

@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const
       ptx::ld_keep_four(window + (static_cast<int32_t>(4u * group) - shift), &sampled[4 * q]);
     }
   }
-  Place<C> place(begin);
+  Portion<C> place(begin);
   Bits ahead[C::kPer];
   hold<C>(ahead, window, end, place);
   bool staged = false;
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const
       float x[C::kPer];
 #pragma unroll
       for (int i = 0; i < C::kPer; ++i) x[i] = E::value(ahead[i]);
-      const Place<C> here = place;
+      const Portion<C> here = place;
       place.first += C::kBatchScores;
       if (batch + 1 < batches) hold<C>(ahead, window, end, place);
       GroupCounts counts{0, 0}, all;
