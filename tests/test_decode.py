@@ -1,4 +1,4 @@
-"""The decode kernels on the CPU, where they are most likely to break: emulator/decode_cases.py (issue 5 points 2 and 6)."""
+"""The decode kernels on the CPU, where they would break first: emulator/decode_cases.py (issue 5 points 2 and 6)."""
 
 from __future__ import annotations
 

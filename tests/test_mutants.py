@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from emulator.build import CSRC, HERE, build, compiler
+from emulator.build import BOTH, CSRC, HERE, build, compiler
+from emulator.build import DECODE as ONLY_DECODE
+from emulator.build import FILTER as ONLY_FILTER
 from emulator.cases import GROUPS, first_wrong
 from emulator.decode_cases import DECODE_GROUPS, SMALL_ROUTES
 from emulator.decode_mutants import DECODE
@@ -52,9 +54,14 @@ def decode_wrong(e: Emulated, groups: str, seeds: int) -> str | None:
 
 def try_kernel(mutant: Mutant, work: Path) -> str | None:
     """Build the kernels with the fault in them; what notices it, or None. Four seeds: a race needs a few schedules."""
-    look = decode_wrong if mutant in DECODE else first_wrong
+    decode = mutant in DECODE
+    look = decode_wrong if decode else first_wrong
     csrc = plant([mutant], CSRC, work / "csrc")
-    e = Emulated(Process(build("runner", include=csrc, small=True, into=work / "built"), timeout=60))
+    e = Emulated(
+        Process(
+            build("runner", include=csrc, small=ONLY_DECODE if decode else ONLY_FILTER, into=work / "built"), timeout=60
+        )
+    )
     try:
         return look(e, mutant.hint, seeds=4)
     finally:
@@ -96,7 +103,7 @@ def test_mutant_is_caught(mutant: Mutant, outcome: Outcome) -> None:
 
 def test_the_small_build_without_a_fault_is_right() -> None:
     """What the mutants are measured against: the same cases, no fault, nothing noticed."""
-    e = Emulated(Process(build("runner", small=True)))
+    e = Emulated(Process(build("runner", small=BOTH)))
     groups = sorted({name for m in KERNELS for name in m.hint.split()})
     assert first_wrong(e, " ".join(groups), seeds=1) is None
     groups = sorted({name for m in DECODE for name in m.hint.split()})

@@ -100,6 +100,10 @@ def pack(
     a.margin = margin
     if counters is not None:
         buffers.append(Buffer(struct.counters.offset, counters, "k", keep=2))
+    if kernel == kernels(csrc).get("Spread512"):  # as launch.h's split_shape sizes it; zero, and left zero
+        blocks = rows * cluster
+        words = torch.zeros(64 + blocks * (4 + 2 * 4096), dtype=torch.int32)
+        buffers.append(Buffer(struct.workspace.offset, words, "k", keep=1000 + blocks))
     by_score = int(call.order == "score")
     choice = Choice(kernel=kernel, dtype=DTYPES[call.scores.dtype], cluster=cluster, by_score=by_score)
     return bytes(a) + bytes(choice), buffers

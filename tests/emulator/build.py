@@ -26,7 +26,10 @@ _COMMON = (
     "-DDSA_EMULATE",
 )
 _PLAIN = ("-O1",)
+_QUICK = ("-O0",)  # most of what a mutant costs is its compilation
 _SANITIZED = ("-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+FILTER, DECODE, BOTH = 1, 2, 3
+"""Which kernels a small build has (runner.cpp)."""
 
 
 class BuildError(RuntimeError):
@@ -58,7 +61,7 @@ def build(
     program: str,
     *,
     sanitize: bool = False,
-    small: bool = False,
+    small: int = 0,
     include: Path = CSRC,
     here: Path = HERE,
     into: Path | None = None,
@@ -71,8 +74,8 @@ def build(
         Stem of the source file, ``selftest`` or ``runner``.
     sanitize : bool
         With the address and undefined-behaviour sanitizers.
-    small : bool
-        One kernel of each kind and two element types only, for mutants (runner).
+    small : int
+        `FILTER`, `DECODE` or `BOTH`: two kernels of each kind and two element types only, for mutants (runner).
     include : Path
         Directory of the kernel headers; mutants give a changed copy.
     here : Path
@@ -88,7 +91,8 @@ def build(
     gxx = compiler()
     if gxx is None:
         raise BuildError("no C++ compiler: g++ is not on PATH (CXX names another)")
-    flags = [*_COMMON, *(_SANITIZED if sanitize else _PLAIN), *(("-DEMULATED_SMALL",) if small else ())]
+    optimise = _SANITIZED if sanitize else _QUICK if small else _PLAIN
+    flags = [*_COMMON, *optimise, *((f"-DEMULATED_SMALL={small}",) if small else ())]
     # Compiled from copies: whoever edits the sources meanwhile changes neither the program nor what its key stands for.
     staging = Path(tempfile.mkdtemp(prefix="staging-", dir=cache_dir() if into is None else into.parent))
     try:

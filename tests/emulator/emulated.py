@@ -11,7 +11,7 @@ import torch
 from dsa_topk._call import Call
 
 from .args import kernels, pack, paths
-from .build import build
+from .build import BOTH, build
 from .process import Options, Process, Stats
 
 
@@ -88,7 +88,7 @@ def prepare(
 @functools.lru_cache
 def emulated(sanitize: bool = False) -> Emulated:
     """The emulator, built on first use; the sanitized one has the kernels of the small build (it compiles slowly)."""
-    return Emulated(Process(build("runner", sanitize=sanitize, small=sanitize)))
+    return Emulated(Process(build("runner", sanitize=sanitize, small=BOTH if sanitize else 0)))
 
 
 def new_counters() -> torch.Tensor:

@@ -1,5 +1,5 @@
-// The emulator's process around the kernels of src/dsa_topk/csrc. Built with -DEMULATED_SMALL it has one kernel of each
-// kind and two element types: mutants compile it again and again.
+// The emulator's process around the kernels of src/dsa_topk/csrc. Built with -DEMULATED_SMALL it has two element types
+// and few kernels, as mutants compile it again and again: 1 = filter kernels, 2 = decode kernels, 3 = both.
 #include "server.h"
 
 #include <launch.h>
@@ -30,16 +30,18 @@ void topk_of(const dsa::Args& given, const Choice& choice) {
   }
   bool known = true;
 #ifdef EMULATED_SMALL
-  if (choice.kernel == dsa::kRow128)
-    select<dsa::FilterLaunch<dsa::Row128<E>>>(a, choice);
-  else if (choice.kernel == dsa::kCluster512)
-    select<dsa::FilterLaunch<dsa::Cluster512<E>>>(a, choice);
-  else if (choice.kernel == dsa::kHeld8K)
-    select<dsa::ResidentLaunch<dsa::Held8K<E>>>(a, choice);
-  else if (choice.kernel == dsa::kSplit512)
-    select<dsa::SplitLaunch<dsa::Split512<E>>>(a, choice);
-  else
-    known = false;
+  known = false;
+  const auto run = [&](int32_t kernel, auto l) {
+    if (choice.kernel == kernel) select<decltype(l)>(a, choice), known = true;
+  };
+#if EMULATED_SMALL & 1
+  run(dsa::kRow128, dsa::FilterLaunch<dsa::Row128<E>>{});
+  run(dsa::kCluster512, dsa::FilterLaunch<dsa::Cluster512<E>>{});
+#endif
+#if EMULATED_SMALL & 2
+  run(dsa::kHeld8K, dsa::ResidentLaunch<dsa::Held8K<E>>{});
+  run(dsa::kSplit512, dsa::SplitLaunch<dsa::Split512<E>>{});
+#endif
 #else
   known = dsa::with_kernel<E>(choice.kernel, [&](auto l) { select<decltype(l)>(a, choice); });
 #endif

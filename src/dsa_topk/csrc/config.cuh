@@ -18,6 +18,7 @@ struct FilterConfig {
   static constexpr int kBins = Threads > 512 ? Threads : Bins;
   static constexpr int kMinBlocks = MinBlocks > 1 ? MinBlocks - ptx::kFewerBlocks : 1;
   static constexpr bool kMulti = Multi;
+  static constexpr bool kSpread = false;  // several blocks a row that are no cluster (split.cuh)
   static constexpr int kListBytes = ((kList + kBatch) * kThreads + kSpill) * 8;
   static constexpr int kStageBytes = kWarps * 32 * 32 * 2;  // emit.cuh
   static constexpr int kArenaBytes = kListBytes > kStageBytes ? kListBytes : kStageBytes;

@@ -41,6 +41,10 @@ using Whole512 = SplitConfig<E, 512, 16, 1, 2, false>;
 template <class E>
 using Whole1024 = SplitConfig<E, 1024, 16, 1, 1, false>;
 
+// As Whole512, but a few rows are spread over all SMs.
+template <class E>
+using Spread512 = SplitConfig<E, 512, 16, 1, 1, false, true>;
+
 // _plan.py has the same table: it chooses by samples and list capacity.
 enum Kernel : int32_t {
   kRow128 = 0,
@@ -54,12 +58,14 @@ enum Kernel : int32_t {
   kSplit512 = 8,
   kWhole512 = 9,
   kWhole1024 = 10,
-  kKernels = 11
+  kSpread512 = 11,
+  kKernels = 12
 };
 
 struct LaunchShape {
   int32_t threads, cluster, smem_bytes;
   int64_t blocks;
+  int64_t workspace_bytes = 0;
 };
 
 struct Limits {  // of the device; what is here is an H200's
@@ -99,16 +105,24 @@ inline LaunchShape resident_shape(Args& a, const Limits& limits) {
   return LaunchShape{C::kThreads, 1, bytes, a.rows};
 }
 
+constexpr int32_t kSpreadCap = 4096;  // entries that a block of a spread row can leave
+
 template <class C>
 inline LaunchShape split_shape(Args& a, int32_t cluster, const Limits& limits) {
   // The filter path that it falls back to comes first: fills the same fields.
   const LaunchShape other = filter_shape<C>(a, cluster, limits.smem_per_block);
   a.region_cap = C::kMulti ? (cluster > 8 ? 1024 : cluster > 4 ? 2048 : 4096) : 0;
+  if (C::kSpread) a.cluster = cluster;
   a.cluster_magic = a.cluster > 1 ? 0xffffffffu / static_cast<uint32_t>(a.cluster) + 1u : 0xffffffffu;
   const int32_t own =
       static_cast<int32_t>(sizeof(SplitShared<C>)) + (C::kMulti ? a.cluster * (a.region_cap + 4) * 4 : 0);
   LaunchShape shape = other;
   shape.smem_bytes = own;
+  if (C::kSpread) {
+    a.region_cap = kSpreadCap;
+    shape.blocks = static_cast<int64_t>(a.rows) * cluster;
+    shape.workspace_bytes = 4 * (kTickets + shape.blocks * (4 + 2 * kSpreadCap));
+  }
   return shape;
 }
 
@@ -137,7 +151,8 @@ struct SplitLaunch {
   static constexpr void (*kernel)(Args) = split_kernel<C>;
 };
 
-// 16-bit scores take the next larger kernel of a family here and there: less to compile, for types with no tuned decode.
+// 16-bit scores take the next larger kernel of a family here and there: less to compile, for types with no tuned
+// decode.
 template <class E, class For32, class For16>
 using BySize = typename std::conditional<sizeof(typename E::Bits) == 4, For32, For16>::type;
 
@@ -156,6 +171,7 @@ inline bool with_kernel(int32_t kernel, F&& f) {
     case kSplit512: f(SplitLaunch<Split512<E>>{}); return true;
     case kWhole512: f(SplitLaunch<BySize<E, Whole512<E>, Whole1024<E>>>{}); return true;
     case kWhole1024: f(SplitLaunch<Whole1024<E>>{}); return true;
+    case kSpread512: f(SplitLaunch<Spread512<E>>{}); return true;
     default: return false;
   }
 }

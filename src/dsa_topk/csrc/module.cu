@@ -13,6 +13,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <vector>
 
 #include "launch.h"
 
@@ -77,6 +78,49 @@ cudaError_t device_facts(int index, Device* device) {
   return cudaSuccess;
 }
 
+// Workspaces, zero when they are made and left zero by each launch: one a stream, and one a stream of each capture, so
+// that launches which may run at the same time (streams, graphs, branches of a graph) never share one. They live as
+// long as the process: a graph may be replayed at any time. May be called inside a capture of any mode.
+cudaError_t workspace_of(const Device& device, cudaStream_t stream, int64_t bytes, uint32_t** workspace) {
+  struct Owned {
+    int device;
+    cudaStream_t stream;
+    unsigned long long capture;  // 0: none
+    int64_t bytes;
+    uint32_t* memory;
+  };
+  static std::mutex lock;
+  static std::vector<Owned>* owned = new std::vector<Owned>();  // never destroyed: the driver may be gone at exit
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long capture = 0;
+  cudaError_t e = cudaStreamGetCaptureInfo(stream, &status, &capture);
+  if (e != cudaSuccess) return e;
+  if (status == cudaStreamCaptureStatusNone) capture = 0;
+  const std::lock_guard<std::mutex> guard(lock);
+  for (auto o = owned->rbegin(); o != owned->rend(); ++o) {
+    if (o->device == device.index && o->stream == stream && o->capture == capture && o->bytes >= bytes) {
+      *workspace = o->memory;
+      return cudaSuccess;
+    }
+  }
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  e = cudaThreadExchangeStreamCaptureMode(&mode);
+  if (e != cudaSuccess) return e;
+  void* memory = nullptr;
+  cudaStream_t own = nullptr;
+  e = cudaMalloc(&memory, static_cast<size_t>(bytes));
+  if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&own, cudaStreamNonBlocking);
+  if (e == cudaSuccess) e = cudaMemsetAsync(memory, 0, static_cast<size_t>(bytes), own);
+  if (e == cudaSuccess) e = cudaStreamSynchronize(own);
+  if (own) cudaStreamDestroy(own);
+  if (e != cudaSuccess && memory) cudaFree(memory);
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  if (e != cudaSuccess) return e;
+  owned->push_back(Owned{device.index, stream, capture, bytes, static_cast<uint32_t*>(memory)});
+  *workspace = static_cast<uint32_t*>(memory);
+  return cudaSuccess;
+}
+
 template <void (*kKernel)(Args), bool kClusters>
 cudaError_t launch(const Args& a, const LaunchShape& shape, const Device& device, cudaStream_t stream) {
   const cudaError_t e = prepare<kKernel, kClusters>(device);
@@ -112,6 +156,10 @@ cudaError_t launch_select(const Args& given, int32_t kernel, int32_t cluster, bo
   with_kernel<E>(kernel, [&](auto l) {
     using L = decltype(l);
     const LaunchShape shape = L::shape(a, cluster, device.limits);
+    if (shape.workspace_bytes) {
+      e = a.rows > kTickets ? cudaErrorInvalidValue : workspace_of(device, stream, shape.workspace_bytes, &a.workspace);
+      if (e != cudaSuccess) return;
+    }
     e = launch<L::kernel, L::kMulti>(a, shape, device, stream);
   });
   if (e != cudaSuccess || !by_score) return e;

@@ -43,6 +43,13 @@ __device__ __forceinline__ uint16_t ld_stream(const uint16_t* p) {
   return v;
 }
 
+// A word that another block of this launch has written.
+__device__ __forceinline__ uint32_t ld_others(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.global.cg.b32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+
 // Four neighbours at once, to be read again soon.
 __device__ __forceinline__ void ld_keep_four(const uint32_t* p, uint32_t* v) {
   asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "l"(p));
@@ -283,6 +290,10 @@ inline void append_pair_at_least(uint32_t& cursor, float x, float least, uint32_
   *reinterpret_cast<uint32_t*>(dynamic_smem() + cursor) = __float_as_uint(x);
   *reinterpret_cast<uint32_t*>(dynamic_smem() + cursor - kBefore) = value;
   cursor += 4;
+}
+inline uint32_t ld_others(const uint32_t* p) {
+  cpu::point();
+  return *p;
 }
 template <class Bits>
 inline void ld_stream_four(const Bits* p, Bits* v) {

@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) resident_kernel(co
   const Portion<C> place(-vector_shift<E>(window));
   if (n <= a.k) {
     ptx::wait_copies();
-    short_row<C>(a);
+    short_row<C>(a, 0, 1);
     return;
   }
   if (n + vector_shift<E>(window) > C::kCapacity) {  // _plan.py does not let that happen

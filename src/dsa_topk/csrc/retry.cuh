@@ -19,8 +19,8 @@ __device__ __forceinline__ uint32_t block_rank() {
 // Causal prefill has its longest rows last: they go first.
 template <class C>
 __device__ __forceinline__ int32_t row_index(const Args& a) {
-  return C::kMulti ? static_cast<int32_t>(blockIdx.x / static_cast<uint32_t>(a.cluster))
-                   : a.rows - 1 - static_cast<int32_t>(blockIdx.x);
+  return C::kMulti || C::kSpread ? static_cast<int32_t>(blockIdx.x / static_cast<uint32_t>(a.cluster))
+                                 : a.rows - 1 - static_cast<int32_t>(blockIdx.x);
 }
 
 template <class C>

@@ -6,13 +6,12 @@ namespace dsa {
 
 // Finishes a row that has no more scores than are wanted.
 template <class C>
-__device__ __noinline__ void short_row(const Args& a) {
+__device__ __noinline__ void short_row(const Args& a, uint32_t rank, int32_t blocks) {
   const int32_t index = row_index<C>(a);
   const Row<typename C::E> row(a, index);
-  const uint32_t rank = block_rank<C>();
   count_path<C>(a, rank, kTrivial);
   Output<typename C::E>(a, row, index)
-      .put_all(static_cast<int32_t>(rank * C::kThreads + threadIdx.x), (C::kMulti ? a.cluster : 1) * C::kThreads);
+      .put_all(static_cast<int32_t>(rank * C::kThreads + threadIdx.x), blocks * C::kThreads);
 }
 
 }  // namespace dsa

@@ -17,8 +17,9 @@
 namespace dsa {
 
 // launch.h names the instantiations. `Quads`: groups of four scores that a thread samples.
-template <class Element, int Threads, int PerThread, int Quads, int MinBlocks, bool Multi>
+template <class Element, int Threads, int PerThread, int Quads, int MinBlocks, bool Multi, bool Spread = false>
 struct SplitConfig : FilterConfig<Element, Threads, 8, 8, MinBlocks, Multi> {
+  static constexpr bool kSpread = Spread;  // blocks of a row that meet in a workspace (spread.cuh)
   static constexpr int kPer = PerThread, kVectors = kPer / 4, kChunk = kPer * 32, kQuads = Quads;
   static constexpr int kBatchScores = Threads * kPer;
   static constexpr int kEntries = Multi ? 4096 : 8192;  // of a block's list
@@ -38,6 +39,8 @@ struct alignas(16) SplitShared {
   alignas(16) uint32_t head[4];
   float scores[C::kEntries];
 };
+
+constexpr uint32_t kTooMany = 1u << 20;  // entries of a list that did not fit
 
 // A list as it was sent, in the region of the block that sent it.
 struct Region {
@@ -90,6 +93,20 @@ __device__ __forceinline__ bool bracket_of(const Args& a, KthShared& s, const fl
   return lowest < Bins::kRest;
 }
 
+// The results of positions of a block's slice whose page-table entries lie in shared memory.
+struct StagedPages {
+  const int32_t* pages;
+  uint32_t first;
+
+  static __device__ __forceinline__ uint32_t page_of(const Args& a, uint32_t p) {
+    return static_cast<uint32_t>((static_cast<uint64_t>(p) * a.page_magic) >> a.page_shift);
+  }
+  __device__ __forceinline__ uint32_t result(const Args& a, uint32_t p) const {
+    const uint32_t page = page_of(a, p);
+    return p + (static_cast<uint32_t>(pages[page - first]) - page) * static_cast<uint32_t>(a.page_size);
+  }
+};
+
 // The row's other way: right for every row.
 template <class C>
 __device__ __noinline__ void other_way(const Args& a) {
@@ -98,16 +115,82 @@ __device__ __noinline__ void other_way(const Args& a) {
   exact_path<C>(a);
 }
 
+// A row spread over blocks that need not run at the same time: each leaves its list in the workspace, and the last one
+// of the row to come takes them all as its own, in order. No block waits for another. False: this block was not the
+// last.
+//
+// Workspace: kTickets counters, one a row, zero between launches; then a region a block: how many, scores, results.
+template <class C>
+__device__ __forceinline__ bool gather_lists(const Args& a, SplitShared<C>& shared, int32_t index, uint32_t rank,
+                                             uint32_t& run, const typename C::E::Bits* window, int32_t n, bool staged,
+                                             uint32_t first_page, bool& results) {
+  const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
+  const uint32_t blocks = static_cast<uint32_t>(a.cluster), cap = static_cast<uint32_t>(a.region_cap),
+                 pitch = 4u + 2u * cap;
+  uint32_t* regions = a.workspace + kTickets + static_cast<uint32_t>(index) * blocks * pitch;
+  uint32_t* own = regions + rank * pitch;
+  const Row<typename C::E> row(window, n, shared.kth.where);
+  const Output<typename C::E> output(a, row, index);
+  results = !output.positions && !output.scores;
+  const bool fits = run <= cap;
+  ptx::wait_copies();
+  __syncthreads();  // the list and the pages are complete
+  if (fits) {
+#pragma unroll 1
+    for (uint32_t i = tid; i < run; i += C::kThreads) {
+      const uint32_t p = static_cast<uint32_t>(shared.positions[i]);
+      own[4 + i] = __float_as_uint(shared.scores[i]);
+      own[4 + cap + i] = !results           ? p
+                         : staged && !a.raw ? StagedPages{shared.pages, first_page}.result(a, p)
+                                            : static_cast<uint32_t>(output.stored(p));
+    }
+  }
+  if (tid == 0) own[0] = fits ? run : kTooMany;
+  __threadfence();
+  __syncthreads();
+  if (tid == 0) shared.lower = atomicAdd(a.workspace + index, 1u);
+  __syncthreads();
+  if (shared.lower != blocks - 1u) return false;
+  __threadfence();
+  // Where each block's list goes: thread t looks at block t.
+  const uint32_t count = static_cast<uint32_t>(tid) < blocks ? ptx::ld_others(regions + tid * pitch) : 0u;
+  const uint32_t bounded = count < kTooMany ? count : kTooMany, inclusive = warp_inclusive_sum(bounded, lane);
+  if (lane == 31) shared.kth.wa[warp] = inclusive;
+  __syncthreads();
+  const uint32_t before = warp_sum_first(shared.kth.wa, warp, lane) + inclusive - bounded;
+  run = warp_sum_first(shared.kth.wa, C::kWarps, lane);
+  shared.pages[tid] = static_cast<int32_t>(before);
+  if (tid == 0) {
+    shared.lower = 0;
+    a.workspace[index] = 0;  // for the next launch
+  }
+  __syncthreads();
+  if (run <= C::kEntries) {
+#pragma unroll 1
+    for (uint32_t b = warp; b < blocks; b += C::kWarps) {
+      const uint32_t to = static_cast<uint32_t>(shared.pages[b]),
+                     many = static_cast<uint32_t>(shared.pages[b + 1]) - to;
+      const uint32_t* from = regions + b * pitch + 4;
+#pragma unroll 2
+      for (uint32_t i = lane; i < many; i += 32) {
+        shared.scores[to + i] = __uint_as_float(ptx::ld_others(from + i));
+        shared.positions[to + i] = static_cast<int32_t>(ptx::ld_others(from + cap + i));
+      }
+    }
+  }
+  return true;
+}
+
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const __grid_constant__ Args a) {
   using E = typename C::E;
   using Bits = typename E::Bits;
-  constexpr bool kMulti = C::kMulti;
+  constexpr bool kMulti = C::kMulti, kSpread = C::kSpread;
   auto& shared = *reinterpret_cast<SplitShared<C>*>(ptx::dynamic_smem());
   KthShared& s = shared.kth;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
-  const uint32_t rank = block_rank<C>();
-  const int32_t blocks = kMulti ? a.cluster : 1;
+  const uint32_t rank = kSpread ? blockIdx.x % static_cast<uint32_t>(a.cluster) : block_rank<C>();
+  const int32_t blocks = kMulti || kSpread ? a.cluster : 1;
   ptx::pdl_launch_dependents();
   if (kMulti) {
     if (tid == 0) ptx::barrier_init(&shared.arrived, static_cast<uint32_t>(blocks));
@@ -140,8 +223,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const
   if (n <= a.k || n < kMinSampled || n > kMaxSplit) {
     if (kMulti) ptx::cluster_wait();
     if (n <= a.k) {
-      short_row<C>(a);
-    } else {
+      short_row<C>(a, rank, blocks);
+    } else if (!kSpread || rank == 0) {
       other_way<C>(a);
     }
     return;
@@ -149,7 +232,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const
   // The block's slice in groups of four, aligned as memory is; whole lines of 128 bytes.
   const int32_t shift = vector_shift<E>(window);
   const uint32_t groups = (static_cast<uint32_t>(n) + static_cast<uint32_t>(shift) + 3u) >> 2;
-  const uint32_t per = kMulti ? (__umulhi(groups - 1u, a.cluster_magic) + 32u) & ~31u : groups;
+  const uint32_t per = kMulti || kSpread ? (__umulhi(groups - 1u, a.cluster_magic) + 32u) & ~31u : groups;
   const uint32_t slice_first = rank * per < groups ? rank * per : groups,
                  slice_last = slice_first + per < groups ? slice_first + per : groups;
   const int32_t begin = static_cast<int32_t>(4u * slice_first) - shift,
@@ -176,11 +259,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const
   bool staged = false;
   uint32_t first_page = 0;
   if (a.simple_room >= 0 && a.form == kPaged && end > begin) {
-    const auto page_of = [&](int32_t p) {
-      return static_cast<uint32_t>((static_cast<uint64_t>(static_cast<uint32_t>(p)) * a.page_magic) >> a.page_shift);
-    };
-    first_page = page_of(begin > 0 ? begin : 0);
-    const uint32_t pages = page_of(end - 1) - first_page + 1;
+    first_page = StagedPages::page_of(a, static_cast<uint32_t>(begin > 0 ? begin : 0));
+    const uint32_t pages = StagedPages::page_of(a, static_cast<uint32_t>(end - 1)) - first_page + 1;
     staged = pages <= C::kPages;
     if (staged) {
       const int32_t* entries = a.page_table + index * a.table_stride + first_page;
@@ -195,7 +275,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const
     for (int i = 0; i < 4 * C::kQuads; ++i) v[i] = E::value(sampled[i]);
     if (!bracket_of<C>(a, s, v, n, lo, hi, top)) {
       if (kMulti) ptx::cluster_wait();
-      other_way<C>(a);
+      if (!kSpread || rank == 0) other_way<C>(a);
       return;
     }
   }
@@ -235,6 +315,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const
       }
       run += total;
     }
+  }
+
+  bool results = false;  // the list holds results instead of positions
+  if (kSpread) {
+    if (!gather_lists<C>(a, shared, index, rank, run, window, n, staged, first_page, results)) return;
   }
 
   // All lists of the row.
@@ -323,7 +408,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const
   // A warp owns a contiguous part of the own list.
   const uint32_t steps = (run + C::kThreads - 1u) / C::kThreads,
                  part = static_cast<uint32_t>(warp) * steps * 32u + lane;
-  const uint32_t own_order = rank << 16;
+  const uint32_t own_order = kMulti ? rank << 16 : 0u;
   uint32_t count = 0;
 #pragma unroll 1
   for (uint32_t u = 0; u < steps; ++u) {
@@ -345,17 +430,17 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const
     if (take) {
       const uint32_t p = static_cast<uint32_t>(shared.positions[i]);
       const int32_t to = static_cast<int32_t>(slot + __popc(ballot & ((1u << lane) - 1u)));
-      if (direct && staged) {
-        const uint32_t page = static_cast<uint32_t>((static_cast<uint64_t>(p) * a.page_magic) >> a.page_shift);
-        output.out[to] = static_cast<int32_t>(p + (static_cast<uint32_t>(shared.pages[page - first_page]) - page) *
-                                                      static_cast<uint32_t>(a.page_size));
+      if (results) {
+        output.out[to] = static_cast<int32_t>(p);
+      } else if (direct && staged && !kSpread) {
+        output.out[to] = static_cast<int32_t>(StagedPages{shared.pages, first_page}.result(a, p));
       } else {
         output.put(to, p);
       }
     }
     slot += __popc(ballot);
   }
-  count_path<C>(a, rank, kFast);
+  count_path<C>(a, kSpread ? 0u : rank, kFast);
   if (kMulti) ptx::cluster_wait();
 }
 
