@@ -51,6 +51,6 @@ struct Args {
   uint32_t* counters;    // nullptr, or kPaths counters: rows that took each path (tests and profiles)
 };
 
-enum Path : int32_t { kTrivial = 0, kFast = 1, kSecondTry = 2, kPlateau = 3, kExact = 4, kPaths = 5 };
+enum Path : int32_t { kTrivial = 0, kFast = 1, kSecondTry = 2, kPlateau = 3, kExact = 4, kCounted = 5, kPaths = 6 };
 
 }  // namespace dsa

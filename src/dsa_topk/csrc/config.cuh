@@ -44,10 +44,19 @@ struct alignas(16) FilterShared {
   Found found[2];
   BlockCounts heads[kMaxCluster];
   unsigned long long mode;  // heaviest sampled value: count << 32 | key
+  uint32_t heavy;           // key of a heavy value beside which the bracket ends, or 0
   uint32_t tie_count, spill_count;
   uint64_t where;     // kept here and not in registers, which are short while a slice streams
   float top, bottom;  // ends of the sample
 };
+
+// Where a sample waits that must be looked at closer: the place of the lists, out of the way of what peers send.
+template <class C>
+__device__ __forceinline__ float* sample_place(const Args& a) {
+  static_assert(C::kThreads * C::kSamples * 4 <= C::kListBytes, "it fits there");
+  uint8_t* arena = ptx::dynamic_smem() + sizeof(FilterShared<C::kBins>);
+  return reinterpret_cast<float*>(arena + (C::kMulti ? a.cluster * a.region_cap * 8 : 0));
+}
 
 // The candidates of the row as this thread sees them: its own and the block's spill, or what all blocks of the row
 // sent.

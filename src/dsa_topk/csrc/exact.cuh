@@ -22,7 +22,7 @@ struct ExactShared {
 template <class E, int kThreads, bool kMulti>
 __device__ __forceinline__ void exact_row(const Args& a, const Row<E>& row, int64_t index, ExactShared& s,
                                           uint32_t rank) {
-  constexpr int kWarps = kThreads / 32, kUnroll = 4;
+  constexpr int kWarps = kThreads / 32, kUnroll = 8;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
   const int32_t blocks = kMulti ? a.cluster : 1;
   const typename E::Bits* scores = row.window;

@@ -13,7 +13,8 @@
 // (plateau.cuh).
 //
 // Thresholds need not be scores: whatever the bracket, the counts are exact, so a miss costs one more pass beside the
-// known side, and a second miss or a full list goes to exact.cuh. Nothing is ever truncated.
+// known side, and a second one a counting pass that closes in on the k-th key and a last pass (retry.cuh). Nothing is
+// ever truncated.
 //
 // A row is one block, or (kMulti) one cluster of a.cluster blocks, each owning a slice. Candidates and counts travel
 // once over distributed shared memory; every block then decides the same, redundantly.
@@ -63,10 +64,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) filter_kernel(cons
   const Slice slice = slice_of(row, blocks, rank);
   if (threadIdx.x == 0) s.where = row.where;
   if (threadIdx.x == 0) prefetch_head(a, row, slice);
-  const Bracket b = sample_bracket<C>(a, row, slice.shift, s);
+  const Bracket b = sample_bracket<C>(a, row, slice.shift, s, sample_place<C>(a));
   if (kMulti) ptx::cluster_wait();
-  if (b.plateau) {
-    retry_row<C>(a, b.lo, b.hi, kHeavyValue, b.key, 0.0f);
+  if (b.sight != kClear) {
+    closer_row<C>(a, b.lo, b.hi, b.sight);
     return;
   }
   const Candidates<C> candidates(a, s, arena);
@@ -74,8 +75,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) filter_kernel(cons
   const float scale = histogram_scale<C::kBins>(b.bin_lo, b.bin_hi);
   const Tally t = tally<C>(a, s, candidates, entries, b.bin_hi, scale, rank, bitmap, slice.last - slice.first);
   if (!t.holds()) {
-    const Miss miss = t.need < 0 ? kTooLow : t.need > static_cast<int32_t>(t.entries) ? kTooHigh : kFullList;
-    retry_row<C>(a, b.lo, b.hi, miss, 0u, __fdividef(static_cast<float>(t.need), static_cast<float>(t.entries)));
+    retry_row<C>(a, b.lo, b.hi, t.miss(), t.share());
     return;
   }
   count_path<C>(a, rank, kFast);

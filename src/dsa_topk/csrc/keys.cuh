@@ -18,6 +18,10 @@ __device__ __forceinline__ float float_of(uint32_t key) {
   return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
 }
 
+// The nearest keys of other scores; below +0 comes the first negative number, not -0.
+__device__ __forceinline__ uint32_t key_above(uint32_t key) { return key + 1u; }
+__device__ __forceinline__ uint32_t key_below(uint32_t key) { return key == 0x80000000u ? 0x7ffffffeu : key - 1u; }
+
 constexpr uint32_t kKeyMinusInf = 0x007fffffu;  // ~bits(-inf)
 constexpr uint32_t kKeyPlusInf = 0xff800000u;
 

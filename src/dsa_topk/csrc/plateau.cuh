@@ -1,8 +1,8 @@
 // Rows whose k-th score is (probably) one heavily repeated value v: ReLU zeros, masks, constant rows.
 //
 // One pass with two bitmaps, "better than v" and "equal to v": any number of ties fits, and which of them are taken
-// follows from their position. Compares integer keys, so v may be an infinity or NaN. Needs a second bitmap where the
-// lists were.
+// follows from their position. Compares integer keys, so v may be an infinity or NaN. The caller sees to it that a
+// second bitmap fits where the lists were.
 #pragma once
 #include "slice.cuh"
 
@@ -17,13 +17,11 @@ template <class C>
 __device__ __forceinline__ PlateauResult plateau_row(const Args& a, const Row<typename C::E>& row, const Slice& slice,
                                                      uint32_t key, uint32_t rank, uint32_t* bitmap, uint32_t* equal,
                                                      BlockCounts* heads, uint32_t* wa, uint32_t* wb) {
-  constexpr int kWarps = C::kWarps, kUnroll = 4;
+  constexpr int kWarps = C::kWarps, kUnroll = 8;
   constexpr bool kMulti = C::kMulti;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
   const int32_t blocks = kMulti ? a.cluster : 1;
   const int32_t words = slice.last - slice.first;
-  if (a.bitmap_words * 4 > a.arena_bytes)
-    return PlateauResult{key ? 1 : -1, 0};  // no room: the same answer in every block
   // A warp owns a contiguous part of the words, so that its counts are also prefixes.
   const int32_t per_warp = (words + kWarps - 1) / kWarps;
   const int32_t begin = warp * per_warp, end = words < begin + per_warp ? words : begin + per_warp;

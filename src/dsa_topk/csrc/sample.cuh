@@ -7,11 +7,13 @@ namespace dsa {
 constexpr float kHuge = 1e37f;        // sampled values are clipped here so that differences stay finite
 constexpr int32_t kMinSampled = 256;  // shorter windows go to the exact path
 
+// Is the bracket as narrow as it should be? Too wide; or it reaches into the lowest samples, -inf or NaN.
+enum Sight : int32_t { kClear, kBlurred, kLowest };
+
 struct Bracket {
   float lo, hi;          // candidates: lo <= x <= hi
   float bin_lo, bin_hi;  // the same, finite: ends of the candidates' histogram
-  bool plateau;          // one heavy value holds the k-th place
-  uint32_t key;          // it
+  Sight sight;
 
   __device__ __forceinline__ void set_bins(float bottom, float top) {  // ends of the sample
     bin_hi = hi < kHuge ? hi : top;
@@ -36,9 +38,27 @@ __device__ __forceinline__ int32_t piece_start(uint32_t g, int32_t span, int32_t
   return aligned < 0 ? 0 : aligned;
 }
 
+// Ranks in a sample of `samples` scores: where the row's k-th is expected, and the bracket's ends, `margin` standard
+// deviations beside it.
+struct SampleRanks {
+  int32_t middle, lo, hi;
+
+  __device__ __forceinline__ SampleRanks(int32_t samples, int32_t k, int32_t n, float margin) {
+    const float share = __fdividef(static_cast<float>(k), static_cast<float>(n));
+    const float rank = share * static_cast<float>(samples), sigma = ptx::sqrt_approx(rank * (1.0f - share));
+    middle = static_cast<int32_t>(rank);
+    lo = static_cast<int32_t>(rank + margin * sigma + 2.0f);
+    hi = static_cast<int32_t>(rank - margin * sigma - 2.0f);
+  }
+
+  // As many samples as may lie inside the bracket if nothing is wrong with it.
+  __device__ __forceinline__ int32_t most() const { return 2 * (lo - hi) + 8; }
+};
+
+// The bracket that the sample shows. Where it must be looked at closer, the sample goes to `kept`.
 template <class C>
 __device__ __forceinline__ Bracket sample_bracket(const Args& a, const Row<typename C::E>& row, int32_t shift,
-                                                  FilterShared<C::kBins>& s) {
+                                                  FilterShared<C::kBins>& s, float* kept) {
   constexpr int kThreads = C::kThreads, kBins = C::kBins, kN = C::kSamples;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
   float v[kN];
@@ -55,6 +75,7 @@ __device__ __forceinline__ Bracket sample_bracket(const Args& a, const Row<typen
   for (int i = tid; i < kBins; i += kThreads) s.hist[i] = 0;
   if (tid == 0) {
     s.mode = 0;
+    s.heavy = 0;
     s.tie_count = 0;
     s.spill_count = 0;
   }
@@ -74,77 +95,38 @@ __device__ __forceinline__ Bracket sample_bracket(const Args& a, const Row<typen
   __syncthreads();
   top = float_of(__reduce_max_sync(ptx::kFullMask, lane < C::kWarps ? s.wb[lane] : 0u));
   bottom = float_of(__reduce_min_sync(ptx::kFullMask, lane < C::kWarps ? s.wc[lane] : 0xffffffffu));
-  const float sample_top = top, sample_bottom = bottom;
   if (tid == 0) {
     s.top = top;
     s.bottom = bottom;
   }
 
-  // Ranks of the bracket's ends: mean -/+ margin standard deviations of the k-th score's rank in the sample.
-  const float total = static_cast<float>(kThreads * kN),
-              share = __fdividef(static_cast<float>(a.k), static_cast<float>(row.n));
-  const float rank = share * total, sigma = ptx::sqrt_approx(rank * (1.0f - share));
-  const int32_t rank_lo = static_cast<int32_t>(rank + a.margin * sigma + 2.0f),
-                rank_hi = static_cast<int32_t>(rank - a.margin * sigma - 2.0f);
-
+  constexpr int32_t kTotal = kThreads * kN;
+  const SampleRanks rank(kTotal, a.k, row.n, a.margin);
   Bracket b;
-  b.plateau = false;
-  b.key = 0;
-  int32_t above = 0;  // samples above `top`
-#pragma unroll 1
-  for (int round = 0;; ++round) {
-    const float width = (top - bottom) * (1.0f / kBins);
-    if (!(width > 0.0f)) {
-      b.lo = b.hi = bottom;
-      b.plateau = true;
-      if (top < bottom) b.key = kKeyMinusInf;  // nothing but the lowest
-      break;
-    }
+  b.sight = top < bottom ? kLowest : kBlurred;  // nothing but the lowest, or one value, or:
+  b.lo = b.hi = bottom;
+  const float width = (top - bottom) * (1.0f / kBins);
+  if (width > 0.0f) {
     const float scale = __fdividef(static_cast<float>(kBins), top - bottom);
 #pragma unroll
     for (int i = 0; i < kN; ++i) {
-      if (v[i] >= bottom && v[i] <= top) atomicAdd(&s.hist[bin_of<kBins>(v[i], top, scale)], 1u);
+      if (v[i] >= bottom) atomicAdd(&s.hist[bin_of<kBins>(v[i], top, scale)], 1u);
     }
     __syncthreads();
-    const int32_t ranks[2] = {rank_lo - above, rank_hi - above};
+    const int32_t ranks[2] = {rank.lo, rank.hi};
     find_ranks<kThreads, kBins, 2>(s.hist, s.wa, s.found, ranks);
     const Found lo = s.found[0], hi = s.found[1];
     b.lo = lo.bin < 0 ? -INFINITY : top - static_cast<float>(lo.bin + 1) * width;
-    b.hi = hi.bin < 0 ? (round ? top : INFINITY) : top - static_cast<float>(hi.bin) * width;
-    const int32_t inside = (lo.bin < 0 ? kThreads * kN - above : lo.above + lo.count) - (hi.bin < 0 ? 0 : hi.above);
-    // Far more samples inside than the two ranks explain: outliers stretched the bins, or one value is heavy. Look
-    // closer.
-    if (lo.bin < 0 && rank_lo <= kThreads * kN) {  // the bracket reaches into the clipped lowest: masks of -inf
-      b.plateau = true;
-      b.key = kKeyMinusInf;
-      break;
-    }
-    if (lo.bin < 0 || inside <= 2 * (rank_lo - rank_hi) + 8) break;
-    if (round == 3) {
-      b.plateau = true;
-      break;
-    }
-    if (hi.bin >= 0) above += hi.above;
-    if (hi.bin >= 0) top = top - static_cast<float>(hi.bin) * width;
-    bottom = b.lo > bottom ? b.lo : bottom;
-    __syncthreads();  // everyone has read s.found
+    b.hi = hi.bin < 0 ? INFINITY : top - static_cast<float>(hi.bin) * width;
+    const int32_t inside = lo.above + lo.count - (hi.bin < 0 ? 0 : hi.above);
+    // Far more samples inside than the two ranks explain: outliers stretched the bins, or one value is heavy. Or the
+    // bracket reaches into the clipped lowest: masks of -inf.
+    b.sight = lo.bin >= 0 ? (inside > rank.most() ? kBlurred : kClear) : rank.lo <= kTotal ? kLowest : kClear;
   }
-  b.set_bins(sample_bottom, sample_top);
-  if (b.plateau && b.key == 0u) {  // the heaviest value of the bracket, over all warps
+  b.set_bins(bottom, top);
+  if (b.sight != kClear) {
 #pragma unroll
-    for (int i = 0; i < kN; i += 4) {
-      const bool in = v[i] >= b.lo && v[i] <= b.hi;
-      const uint32_t key = in ? key_of(v[i]) : 0u;
-      const uint32_t alike = __popc(__match_any_sync(ptx::kFullMask, key));  // by every lane: never inside a branch
-      const uint32_t count = in ? alike : 0u;
-      const uint32_t most = __reduce_max_sync(ptx::kFullMask, count << 5 | lane);
-      if (lane == static_cast<int>(most & 31u) && count)
-        atomicMax(&s.mode, static_cast<unsigned long long>(count) << 32 | key);
-    }
-    __syncthreads();
-    const float heavy = float_of(static_cast<uint32_t>(s.mode));
-    // Undo the clipping: the ends stand for the infinities (should it be NaN, the plateau pass will say so).
-    b.key = s.mode == 0 ? kKeyMinusInf : heavy >= kHuge ? kKeyPlusInf : heavy <= -kHuge ? kKeyMinusInf : key_of(heavy);
+    for (int i = 0; i < kN; ++i) kept[i * kThreads + tid] = v[i];
   }
   return b;
 }

@@ -7,6 +7,8 @@ namespace dsa {
 
 constexpr uint32_t kFull = 0x80000000u;  // in BlockCounts::more: counted, but they did not fit
 
+enum Miss : int32_t { kTooLow, kTooHigh, kFullList, kHeavyValue };  // why a pass did not settle the row
+
 // What a block knows after its counts met those of the row's other blocks.
 struct Tally {
   int32_t need;      // candidates still to take; negative: more than k scores above the bracket
@@ -15,6 +17,12 @@ struct Tally {
   bool full;         // a list overflowed somewhere in the row
 
   __device__ __forceinline__ bool holds() const { return !full && need >= 0 && need <= static_cast<int32_t>(entries); }
+  __device__ __forceinline__ Miss miss() const {
+    return need < 0 ? kTooLow : need > static_cast<int32_t>(entries) ? kTooHigh : kFullList;
+  }
+  __device__ __forceinline__ float share() const {  // of the candidates that are to be taken
+    return __fdividef(static_cast<float>(need), static_cast<float>(entries));
+  }
 };
 
 // Counts sure winners and candidates of the row, and the candidates by bin: at once where they are all this block's;
