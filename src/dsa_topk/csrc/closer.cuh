@@ -8,17 +8,17 @@
 
 namespace dsa {
 
-// Narrows the bracket by the sample, `kept` in shared memory. True: the k-th score is expected to be the heavy value,
-// whose key goes to s.heavy; it does so too where the bracket ends beside it.
+// Narrows the bracket [s.lo, s.hi] by the sample, `kept` in shared memory, and returns it in `b`. True: the k-th score
+// is expected to be the heavy value, whose key goes to s.heavy; it does so too where the bracket ends beside it.
 template <class C>
 __device__ __forceinline__ bool look_closer(Bracket& b, const SampleRanks& rank, const float* kept,
                                             FilterShared<C::kBins>& s) {
   constexpr int kThreads = C::kThreads, kBins = C::kBins, kN = C::kSamples;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
   const float* v = kept + tid;  // v[i * kThreads]
-  const bool lowest = b.sight == kLowest;
-  uint32_t high = key_of(clip(b.hi)), low = key_of(clip(b.lo));
-  __syncthreads();    // what thread 0 noted of the sample is there, and the warps' words were read
+  __syncthreads();              // what thread 0 noted of the sample is there, and the warps' words were read
+  const bool lowest = s.sight == kLowest;
+  uint32_t high = key_of(s.hi), low = key_of(s.lo);
   bool lost = false;  // the lower rank lies below every sample that is not the lowest
 #pragma unroll 1
   for (int round = 0; round < 3 && !lowest; ++round) {
@@ -36,18 +36,19 @@ __device__ __forceinline__ bool look_closer(Bracket& b, const SampleRanks& rank,
     lost = lo.bin < 0;
     if (lost) break;
     const uint32_t start = high;
-    if (hi.bin > 0) {
-      high = start - (static_cast<uint32_t>(hi.bin - 1) << shift);
-      b.hi = float_of(high);
-    }
+    if (hi.bin > 0) high = start - (static_cast<uint32_t>(hi.bin - 1) << shift);
     if (lo.bin > 0) {
       const uint32_t reach = (static_cast<uint32_t>(lo.bin) << shift) - 1u;
       if (start - low > reach) low = start - reach;
-      b.lo = float_of(low);
     }
     const int32_t outside = hi.bin < 0 ? 0 : hi.bin == 0 ? hi.count : hi.above;
-    b.set_bins(s.bottom, s.top);
-    if (lo.above + lo.count - outside <= rank.most()) return false;
+    // A bracket that could be narrower costs candidates; a round costs less.
+    if (lo.above + lo.count - outside <= (round == 2 ? rank.most() : rank.few())) {
+      b.lo = float_of(low);
+      b.hi = float_of(high);
+      b.set_bins(s.bottom, s.top);
+      return false;
+    }
   }
   float heavy = -kHuge;
   if (!lowest) {  // the heaviest value of the bracket, over all warps
@@ -90,20 +91,15 @@ __device__ __forceinline__ bool look_closer(Bracket& b, const SampleRanks& rank,
   const bool below = rank.middle > better + copies;
   if (below && lost) key = kKeyMinusInf;  // with nothing sampled between the two
   if (tid == 0) s.heavy = key;
-  if (rank.middle <= better && key != kKeyPlusInf) {
-    b.lo = float_of(key_above(key));
-    b.set_bins(s.bottom, s.top);
-    // Not from the heavy value on, which may be a mask far below.
-    b.bin_lo = float_of(__reduce_min_sync(ptx::kFullMask, lane < C::kWarps ? s.wb[lane] : 0xffffffffu));
-    return false;
-  }
-  if (below && key != kKeyMinusInf) {
-    b.hi = float_of(key_below(key));
-    b.set_bins(s.bottom, s.top);
-    b.bin_hi = float_of(__reduce_max_sync(ptx::kFullMask, lane < C::kWarps ? s.wc[lane] : 0u));
-    return false;
-  }
-  return true;
+  const bool above = rank.middle <= better && key != kKeyPlusInf;
+  const bool beside = above || (below && key != kKeyMinusInf);
+  b.lo = float_of(above ? key_above(key) : low);
+  b.hi = float_of(beside && !above ? key_below(key) : high);
+  b.set_bins(s.bottom, s.top);
+  // Bins not from the heavy value on, which may be a mask far away.
+  if (above) b.bin_lo = float_of(__reduce_min_sync(ptx::kFullMask, lane < C::kWarps ? s.wb[lane] : 0xffffffffu));
+  if (beside && !above) b.bin_hi = float_of(__reduce_max_sync(ptx::kFullMask, lane < C::kWarps ? s.wc[lane] : 0u));
+  return !beside;
 }
 
 }  // namespace dsa

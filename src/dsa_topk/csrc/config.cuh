@@ -25,6 +25,19 @@ struct FilterConfig {
   static_assert(kWarps <= 32, "per-warp counts are summed by one warp");
 };
 
+// Is the bracket as narrow as it should be? Too wide; or it reaches into the lowest samples, -inf or NaN.
+enum Sight : int32_t { kClear, kBlurred, kLowest };
+
+// Why a pass did not settle a row. A plateau pass has misses of its own.
+enum Miss : int32_t { kTooLow, kTooHigh, kFullList, kHeavyTooLow, kHeavyTooHigh };
+
+// A crossing bin with more entries than are ranked all against all.
+struct Crowd {
+  float top, scale;  // of the histogram
+  int32_t bin, need;
+  uint32_t lower;  // sure winners in the blocks before this one
+};
+
 constexpr int kTieCap = 128;  // entries of the crossing bin that are ranked all against all
 
 // A score inside the bracket.
@@ -48,6 +61,14 @@ struct alignas(16) FilterShared {
   uint32_t tie_count, spill_count;
   uint64_t where;     // kept here and not in registers, which are short while a slice streams
   float top, bottom;  // ends of the sample
+  // What a step notes for the next one (passes.cuh).
+  Sight sight;
+  float lo, hi;  // the bracket
+  float bin_lo, bin_hi;
+  Path path;    // of the row, should the next pass settle it
+  Miss miss;    // why it did not settle the row
+  float share;  // of a full list's candidates that are to be taken
+  Crowd crowd;
 };
 
 // Where a sample waits that must be looked at closer: the place of the lists, out of the way of what peers send.

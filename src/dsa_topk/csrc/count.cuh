@@ -6,7 +6,7 @@
 
 namespace dsa {
 
-constexpr int kKeyBins = 1024;  // bin 0: keys above the range
+constexpr int kKeyBins = 512;  // bin 0: keys above the range
 
 struct KeyCounts {
   uint32_t own[kKeyBins], row[kKeyBins];  // of this block's slice, and of the whole row
@@ -23,7 +23,7 @@ template <class C>
 __device__ __forceinline__ bool count_keys(const Args& a, const Row<typename C::E>& row, const Slice& slice,
                                            uint32_t& low, uint32_t& high, KeyCounts& counts, uint32_t* warp_sums,
                                            Found* found) {
-  constexpr int kThreads = C::kThreads, kUnroll = 8;
+  constexpr int kThreads = C::kThreads, kUnroll = 4;
   const int tid = threadIdx.x;
   ptx::row_sync<C::kMulti>();  // the counts of the round before were read everywhere
   for (int i = tid; i < kKeyBins; i += kThreads) counts.own[i] = 0;

@@ -22,7 +22,7 @@ struct ExactShared {
 template <class E, int kThreads, bool kMulti>
 __device__ __forceinline__ void exact_row(const Args& a, const Row<E>& row, int64_t index, ExactShared& s,
                                           uint32_t rank) {
-  constexpr int kWarps = kThreads / 32, kUnroll = 8;
+  constexpr int kWarps = kThreads / 32, kUnroll = 4;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
   const int32_t blocks = kMulti ? a.cluster : 1;
   const typename E::Bits* scores = row.window;
@@ -135,7 +135,8 @@ __device__ __forceinline__ void exact_row(const Args& a, const Row<E>& row, int6
     }
     ptx::cluster_arrive();  // peers may read this block's counts until they arrive too
   }
-  const Output<E> output(a, row, index);  // found only now: registers are short in the passes above
+  const Row<E> again(a, index);  // found only now: registers are short in the passes above
+  const Output<E> output(a, again, index);
   const uint32_t below = (1u << lane) - 1u;
 #pragma unroll 1
   for (uint32_t i0 = begin; i0 < end; i0 += 32) {

@@ -34,63 +34,56 @@ __device__ __forceinline__ void prefetch_head(const Args& a, const Row<E>& row, 
   if (bytes > 0) ptx::prefetch_l2(row.window + first, static_cast<uint32_t>(bytes));
 }
 
+// The fast path of a row; returns the step that finishes it where this could not.
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) filter_kernel(const __grid_constant__ Args a) {
+__device__ __forceinline__ uint32_t fast_row(const Args& a) {
   using E = typename C::E;
   constexpr bool kMulti = C::kMulti;
-  auto& s = *reinterpret_cast<FilterShared<C::kBins>*>(ptx::dynamic_smem());
-  uint8_t* arena = ptx::dynamic_smem() + sizeof(s);
-  uint32_t* bitmap = reinterpret_cast<uint32_t*>(arena + a.arena_bytes);
-  const uint32_t rank = block_rank<C>();
-  const int32_t blocks = kMulti ? a.cluster : 1;
-
-  ptx::pdl_launch_dependents();
-  if (kMulti) ptx::cluster_arrive();  // waited for before the first access to a peer's memory
-  ptx::pdl_wait();
-  const int32_t index = row_index<C>(a);
-  Row<E> row(a, index);
+  const Place<C> at(a);
+  auto& s = at.s;
+  Row<E> row = at.row();
   if (row.n <= a.k) {
-    count_path<C>(a, rank, kTrivial);
-    Output<E>(a, row, index).put_all(static_cast<int32_t>(rank * C::kThreads + threadIdx.x), blocks * C::kThreads);
+    count_path<C>(a, at.rank, kTrivial);
+    Output<E>(a, row, at.index)
+        .put_all(static_cast<int32_t>(at.rank * C::kThreads + threadIdx.x), at.blocks * C::kThreads);
     if (kMulti) ptx::cluster_wait();
-    return;
+    return step(kDone);
   }
   // The same answer in every block of the row.
-  if (row.n < kMinSampled || row_words(row) > static_cast<int64_t>(a.bitmap_words) * blocks) {
+  if (row.n < kMinSampled || row_words(row) > static_cast<int64_t>(a.bitmap_words) * at.blocks) {
     if (kMulti) ptx::cluster_wait();
-    exact_path<C>(a);
-    return;
+    return step(kExactly);
   }
-  const Slice slice = slice_of(row, blocks, rank);
+  const Slice slice = at.slice(row);
   if (threadIdx.x == 0) s.where = row.where;
   if (threadIdx.x == 0) prefetch_head(a, row, slice);
   const Bracket b = sample_bracket<C>(a, row, slice.shift, s, sample_place<C>(a));
   if (kMulti) ptx::cluster_wait();
-  if (b.sight != kClear) {
-    closer_row<C>(a, b.lo, b.hi, b.sight);
-    return;
-  }
-  const Candidates<C> candidates(a, s, arena);
-  const int entries = stream_filter<C>(row, slice, b.lo, b.hi, bitmap, candidates);
+  if (b.sight != kClear) return step(kCloser);
+  const Candidates<C> candidates(a, s, at.arena);
+  const int entries = stream_filter<C>(row, slice, b.lo, b.hi, at.bitmap, candidates);
   const float scale = histogram_scale<C::kBins>(b.bin_lo, b.bin_hi);
-  const Tally t = tally<C>(a, s, candidates, entries, b.bin_hi, scale, rank, bitmap, slice.last - slice.first);
-  if (!t.holds()) {
-    retry_row<C>(a, b.lo, b.hi, t.miss(), t.share());
-    return;
-  }
-  count_path<C>(a, rank, kFast);
-  Taker<C> take{bitmap, slice.first, slice.last, 0};
+  const Tally t = tally<C>(a, s, candidates, entries, b.bin_hi, scale, at.rank, at.bitmap, slice.last - slice.first);
+  if (!t.holds()) return missed<C>(s, t, kRetry);
+  count_path<C>(a, at.rank, kFast);
+  Taker<C> take{at.bitmap, slice.first, slice.last, 0};
   if (t.need > 0) {
     const Found crossing = crossing_bin<C>(candidates, entries, b.bin_hi, scale, t.need);
-    const int32_t need = t.need - crossing.above;
-    if (crossing.count > kTieCap) {
-      crowded_row<C>(a, entries, b.bin_hi, scale, crossing.bin, need, t.lower);
-      return;
-    }
-    take_ranked<C>(a, candidates, entries, b.bin_hi, scale, crossing, need, take);
+    if (crossing.count > kTieCap) return crowded<C>(s, t, crossing, b.bin_hi, scale, entries);
+    take_ranked<C>(a, candidates, entries, b.bin_hi, scale, crossing, t.need - crossing.above, take);
   }
   row.where = s.where;
-  finish_row<C>(a, index, row, slice, s, arena, bitmap, t.lower, take.lower);
+  finish_row<C>(a, at.index, row, slice, s, at.arena, at.bitmap, t.lower, take.lower);
+  return step(kDone);
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) filter_kernel(const __grid_constant__ Args a) {
+  ptx::pdl_launch_dependents();
+  if (C::kMulti) ptx::cluster_arrive();  // waited for before the first access to a peer's memory
+  ptx::pdl_wait();
+  const uint32_t next = fast_row<C>(a);
+  if (next != step(kDone)) take_steps<C>(a, next);
 }
 
 }  // namespace dsa

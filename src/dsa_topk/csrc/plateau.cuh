@@ -17,7 +17,7 @@ template <class C>
 __device__ __forceinline__ PlateauResult plateau_row(const Args& a, const Row<typename C::E>& row, const Slice& slice,
                                                      uint32_t key, uint32_t rank, uint32_t* bitmap, uint32_t* equal,
                                                      BlockCounts* heads, uint32_t* wa, uint32_t* wb) {
-  constexpr int kWarps = C::kWarps, kUnroll = 8;
+  constexpr int kWarps = C::kWarps, kUnroll = 4;
   constexpr bool kMulti = C::kMulti;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
   const int32_t blocks = kMulti ? a.cluster : 1;

@@ -7,9 +7,6 @@ namespace dsa {
 constexpr float kHuge = 1e37f;        // sampled values are clipped here so that differences stay finite
 constexpr int32_t kMinSampled = 256;  // shorter windows go to the exact path
 
-// Is the bracket as narrow as it should be? Too wide; or it reaches into the lowest samples, -inf or NaN.
-enum Sight : int32_t { kClear, kBlurred, kLowest };
-
 struct Bracket {
   float lo, hi;          // candidates: lo <= x <= hi
   float bin_lo, bin_hi;  // the same, finite: ends of the candidates' histogram
@@ -53,6 +50,8 @@ struct SampleRanks {
 
   // As many samples as may lie inside the bracket if nothing is wrong with it.
   __device__ __forceinline__ int32_t most() const { return 2 * (lo - hi) + 8; }
+  // Hardly more than the ranks ask for.
+  __device__ __forceinline__ int32_t few() const { return lo - hi + (lo - hi) / 4; }
 };
 
 // The bracket that the sample shows. Where it must be looked at closer, the sample goes to `kept`.
@@ -124,6 +123,11 @@ __device__ __forceinline__ Bracket sample_bracket(const Args& a, const Row<typen
     b.sight = lo.bin >= 0 ? (inside > rank.most() ? kBlurred : kClear) : rank.lo <= kTotal ? kLowest : kClear;
   }
   b.set_bins(bottom, top);
+  if (tid == 0) {
+    s.sight = b.sight;
+    s.lo = b.lo;
+    s.hi = b.hi;
+  }
   if (b.sight != kClear) {
 #pragma unroll
     for (int i = 0; i < kN; ++i) kept[i * kThreads + tid] = v[i];

@@ -7,8 +7,6 @@ namespace dsa {
 
 constexpr uint32_t kFull = 0x80000000u;  // in BlockCounts::more: counted, but they did not fit
 
-enum Miss : int32_t { kTooLow, kTooHigh, kFullList, kHeavyValue };  // why a pass did not settle the row
-
 // What a block knows after its counts met those of the row's other blocks.
 struct Tally {
   int32_t need;      // candidates still to take; negative: more than k scores above the bracket
