@@ -1,105 +1,154 @@
-// A closer look at a sample whose bracket came out too wide: outliers stretched the bins, or one value is heavy.
+// A closer look at a sample whose bracket came out too wide: one value is heavy, or outliers stretched the bins.
 //
-// Bins of equal numbers of floats are not stretched by outliers, and three rounds of them come down to a few
-// neighbouring floats. A value that is heavy even then is taken or left as a whole: the bracket ends beside it if the
-// k-th score is expected there, else a plateau pass counts its copies.
+// A heavy value is taken or left as a whole: the bracket ends beside it if the k-th score is expected there, else a
+// plateau pass counts its copies. Then the bins are drawn anew over the samples that are left in the bracket.
 #pragma once
 #include "sample.cuh"
 
 namespace dsa {
+
+constexpr int kHeavyLanes = 4;  // a value that so many lanes of a warp hold is heavy
+
+// The heaviest value of the kept sample in [low, high], 0 if none is heavy. Counting it in bins would cost more: lanes
+// that meet in a bin wait for each other.
+template <class C>
+__device__ __forceinline__ uint32_t heavy_key(const float* v, uint32_t low, uint32_t high, FilterShared<C::kBins>& s) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll 1
+  for (int i = 0; i < C::kSamples; i += 4) {
+    const uint32_t key = key_of(v[i * C::kThreads]);
+    const bool in = key >= low && key <= high;
+    const uint32_t alike = __popc(__match_any_sync(ptx::kFullMask, in ? key : 0u));  // by every lane, in no branch
+    const uint32_t count = in ? alike : 0u;
+    const uint32_t most = __reduce_max_sync(ptx::kFullMask, count << 5 | lane);
+    if (lane == static_cast<int>(most & 31u) && count >= kHeavyLanes)
+      atomicMax(&s.mode, static_cast<unsigned long long>(count) << 32 | key);
+  }
+  __syncthreads();
+  return static_cast<uint32_t>(s.mode);
+}
+
+// How many samples are better than the value with this key, and how many are copies of it.
+struct Split {
+  int32_t better, copies;
+};
+template <class C>
+__device__ __forceinline__ Split split_sample(const float* v, uint32_t key, FilterShared<C::kBins>& s) {
+  const int lane = threadIdx.x & 31;
+  uint32_t counts = 0;  // better << 16 | copies
+#pragma unroll 1
+  for (int i = 0; i < C::kSamples; ++i) {
+    const uint32_t x = key_of(v[i * C::kThreads]);
+    counts += x > key ? 0x10000u : x == key ? 1u : 0u;
+  }
+  counts = __reduce_add_sync(ptx::kFullMask, counts);
+  if (lane == 0) s.wa[threadIdx.x >> 5] = counts;
+  __syncthreads();
+  counts = warp_sum_first(s.wa, C::kWarps, lane);
+  return Split{static_cast<int32_t>(counts >> 16), static_cast<int32_t>(counts & 0xffffu)};
+}
+
+// Ends, as keys, of the samples in [low, high]; first > last if there are none.
+struct Ends {
+  uint32_t first, last;
+};
+template <class C>
+__device__ __forceinline__ Ends sample_ends(const float* v, uint32_t low, uint32_t high, FilterShared<C::kBins>& s) {
+  const int lane = threadIdx.x & 31;
+  Ends e{0xffffffffu, 0u};
+#pragma unroll 1
+  for (int i = 0; i < C::kSamples; ++i) {
+    const uint32_t x = key_of(v[i * C::kThreads]);
+    const bool in = x >= low && x <= high;
+    if (in && x < e.first) e.first = x;
+    if (in && x > e.last) e.last = x;
+  }
+  e.first = __reduce_min_sync(ptx::kFullMask, e.first);
+  e.last = __reduce_max_sync(ptx::kFullMask, e.last);
+  __syncthreads();  // the words were read
+  if (lane == 0) {
+    s.wb[threadIdx.x >> 5] = e.first;
+    s.wc[threadIdx.x >> 5] = e.last;
+  }
+  __syncthreads();
+  e.first = __reduce_min_sync(ptx::kFullMask, lane < C::kWarps ? s.wb[lane] : 0xffffffffu);
+  e.last = __reduce_max_sync(ptx::kFullMask, lane < C::kWarps ? s.wc[lane] : 0u);
+  return e;
+}
+
+// Narrows [low, high] to the ranks' bins over the samples in `ends`: bins of equal widths, which the crowd in the
+// middle fills evenly, or (kByKey) of equal numbers of floats, which no spread defeats. Returns the samples inside.
+template <class C, bool kByKey>
+__device__ __forceinline__ int32_t narrow_by_bins(const float* v, const SampleRanks& rank, const Ends& ends,
+                                                  uint32_t& low, uint32_t& high, FilterShared<C::kBins>& s) {
+  constexpr int kBins = C::kBins, kInside = kBins - 1;  // bin 0: samples above
+  int shift = 0;
+  while (kByKey && (ends.last - ends.first) >> shift > kInside - 1) ++shift;
+  const float top = float_of(ends.last), width = (top - float_of(ends.first)) * (1.0f / kInside);
+  const float scale = __fdividef(1.0f, width);
+#pragma unroll 1
+  for (int i = 0; i < C::kSamples; ++i) {
+    const float x = v[i * C::kThreads];
+    const uint32_t key = key_of(x);
+    const uint32_t bin = kByKey ? (ends.last - key) >> shift : static_cast<uint32_t>(bin_of<kInside>(x, top, scale));
+    if (key >= ends.first) atomicAdd(&s.hist[key > ends.last ? 0u : bin + 1u], 1u);
+  }
+  __syncthreads();
+  const int32_t ranks[2] = {rank.lo, rank.hi};
+  find_ranks<C::kThreads, kBins, 2>(s.hist, s.wa, s.found, ranks);
+  const Found lo = s.found[0], hi = s.found[1];
+  if (hi.bin > 0) {
+    const uint32_t edge = static_cast<uint32_t>(hi.bin - 1);
+    high = kByKey ? ends.last - (edge << shift) : key_of(top - static_cast<float>(edge) * width);
+  }
+  if (lo.bin > 0) {
+    const uint32_t reach = kByKey ? (static_cast<uint32_t>(lo.bin) << shift) - 1u : 0u;
+    const uint32_t edge = kByKey ? ends.last - ends.first > reach ? ends.last - reach : ends.first
+                                 : key_of(top - static_cast<float>(lo.bin) * width);
+    if (edge > low) low = edge;
+  }
+  return (lo.bin < 0 ? rank.lo : lo.above + lo.count) - (hi.bin < 0 ? 0 : hi.bin == 0 ? hi.count : hi.above);
+}
 
 // Narrows the bracket [s.lo, s.hi] by the sample, `kept` in shared memory, and returns it in `b`. True: the k-th score
 // is expected to be the heavy value, whose key goes to s.heavy; it does so too where the bracket ends beside it.
 template <class C>
 __device__ __forceinline__ bool look_closer(Bracket& b, const SampleRanks& rank, const float* kept,
                                             FilterShared<C::kBins>& s) {
-  constexpr int kThreads = C::kThreads, kBins = C::kBins, kN = C::kSamples;
-  const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
-  const float* v = kept + tid;  // v[i * kThreads]
-  __syncthreads();              // what thread 0 noted of the sample is there, and the warps' words were read
-  const bool lowest = s.sight == kLowest;
+  const float* v = kept + threadIdx.x;  // v[i * kThreads]
+  __syncthreads();                      // what thread 0 noted of the sample is there, and the warps' words were read
   uint32_t high = key_of(s.hi), low = key_of(s.lo);
-  bool lost = false;  // the lower rank lies below every sample that is not the lowest
-#pragma unroll 1
-  for (int round = 0; round < 3 && !lowest; ++round) {
-    int shift = 0;
-    while ((high - low) >> shift > kBins - 2) ++shift;
-#pragma unroll 1
-    for (int i = 0; i < kN; ++i) {
-      const uint32_t key = key_of(v[i * kThreads]);
-      if (key >= low) atomicAdd(&s.hist[key > high ? 0u : ((high - key) >> shift) + 1u], 1u);
+  bool plateau = false;
+  uint32_t least = 0, most = 0xffffffffu;  // ends of the bracket that are not to be narrowed
+  const uint32_t mode = s.sight == kLowest ? key_of(-kHuge) : heavy_key<C>(v, low, high, s);
+  if (mode != 0) {
+    const Split split = split_sample<C>(v, mode, s);
+    // Undo the clipping: the ends stand for the infinities (should it be NaN, the plateau pass will say so).
+    uint32_t key = mode >= key_of(kHuge) ? kKeyPlusInf : mode <= key_of(-kHuge) ? kKeyMinusInf : mode;
+    const bool above = rank.middle <= split.better, below = rank.middle > split.better + split.copies;
+    plateau = above ? key == kKeyPlusInf : !below || key == kKeyMinusInf || key_below(key) < low;
+    if (plateau && below && key_below(key) < low) key = kKeyMinusInf;  // with nothing sampled between the two
+    // The side that is wanted, or that would be if the plateau pass says so.
+    if (plateau ? rank.hi <= split.better && key != kKeyPlusInf : above) {
+      low = key_above(key);
+      if (rank.lo + 8 > split.better) most = low;  // it reaches all but down to the heavy value
+    } else if (plateau ? rank.lo > split.better + split.copies && key_below(key) >= low : below) {
+      high = key_below(key);
+      if (rank.hi - 8 < split.better + split.copies) least = high;
     }
-    __syncthreads();
-    const int32_t ranks[2] = {rank.lo, rank.hi};
-    find_ranks<kThreads, kBins, 2>(s.hist, s.wa, s.found, ranks);
-    const Found lo = s.found[0], hi = s.found[1];
-    lost = lo.bin < 0;
-    if (lost) break;
-    const uint32_t start = high;
-    if (hi.bin > 0) high = start - (static_cast<uint32_t>(hi.bin - 1) << shift);
-    if (lo.bin > 0) {
-      const uint32_t reach = (static_cast<uint32_t>(lo.bin) << shift) - 1u;
-      if (start - low > reach) low = start - reach;
-    }
-    const int32_t outside = hi.bin < 0 ? 0 : hi.bin == 0 ? hi.count : hi.above;
-    // A bracket that could be narrower costs candidates; a round costs less.
-    if (lo.above + lo.count - outside <= (round == 2 ? rank.most() : rank.few())) {
-      b.lo = float_of(low);
-      b.hi = float_of(high);
-      b.set_bins(s.bottom, s.top);
-      return false;
-    }
+    if (threadIdx.x == 0) s.heavy = key;
   }
-  float heavy = -kHuge;
-  if (!lowest) {  // the heaviest value of the bracket, over all warps
-#pragma unroll 1
-    for (int i = 0; i < kN; i += 4) {
-      const uint32_t key = key_of(v[i * kThreads]);
-      const bool in = key >= low && key <= high;
-      const uint32_t alike = __popc(__match_any_sync(ptx::kFullMask, in ? key : 0u));  // by every lane, in no branch
-      const uint32_t count = in ? alike : 0u;
-      const uint32_t most = __reduce_max_sync(ptx::kFullMask, count << 5 | lane);
-      if (lane == static_cast<int>(most & 31u) && count)
-        atomicMax(&s.mode, static_cast<unsigned long long>(count) << 32 | key);
-    }
-    __syncthreads();
-    if (s.mode != 0) heavy = float_of(static_cast<uint32_t>(s.mode));
+  Ends ends = sample_ends<C>(v, low, high, s);
+  if (ends.first < ends.last && narrow_by_bins<C, false>(v, rank, ends, low, high, s) > rank.few()) {
+    ends = sample_ends<C>(v, low, high, s);
+    if (ends.first < ends.last) narrow_by_bins<C, true>(v, rank, ends, low, high, s);
   }
-  uint32_t counts = 0;  // samples better than it << 16 | copies of it
-  uint32_t next = key_of(kHuge), last = key_of(-kHuge);
-#pragma unroll 1
-  for (int i = 0; i < kN; ++i) {
-    const float x = v[i * kThreads];
-    const uint32_t key = key_of(x);
-    counts += x > heavy ? 0x10000u : x == heavy ? 1u : 0u;
-    if (x > heavy && key < next) next = key;
-    if (x < heavy && key > last) last = key;
-  }
-  counts = __reduce_add_sync(ptx::kFullMask, counts);
-  next = __reduce_min_sync(ptx::kFullMask, next);
-  last = __reduce_max_sync(ptx::kFullMask, last);
-  if (lane == 0) {
-    s.wa[warp] = counts;
-    s.wb[warp] = next;
-    s.wc[warp] = last;
-  }
-  __syncthreads();
-  counts = warp_sum_first(s.wa, C::kWarps, lane);
-  const int32_t better = static_cast<int32_t>(counts >> 16), copies = static_cast<int32_t>(counts & 0xffffu);
-  // Undo the clipping: the ends stand for the infinities (should it be NaN, the plateau pass will say so).
-  uint32_t key = heavy >= kHuge ? kKeyPlusInf : heavy <= -kHuge ? kKeyMinusInf : key_of(heavy);
-  const bool below = rank.middle > better + copies;
-  if (below && lost) key = kKeyMinusInf;  // with nothing sampled between the two
-  if (tid == 0) s.heavy = key;
-  const bool above = rank.middle <= better && key != kKeyPlusInf;
-  const bool beside = above || (below && key != kKeyMinusInf);
-  b.lo = float_of(above ? key_above(key) : low);
-  b.hi = float_of(beside && !above ? key_below(key) : high);
+  b.lo = float_of(low < most ? low : most);
+  b.hi = float_of(high > least ? high : least);
   b.set_bins(s.bottom, s.top);
-  // Bins not from the heavy value on, which may be a mask far away.
-  if (above) b.bin_lo = float_of(__reduce_min_sync(ptx::kFullMask, lane < C::kWarps ? s.wb[lane] : 0xffffffffu));
-  if (beside && !above) b.bin_hi = float_of(__reduce_max_sync(ptx::kFullMask, lane < C::kWarps ? s.wc[lane] : 0u));
-  return !beside;
+  // Bins from the lowest sample on: the bracket may reach down to a mask.
+  if (ends.first < ends.last && b.bin_lo < float_of(ends.first)) b.bin_lo = float_of(ends.first);
+  return plateau;
 }
 
 }  // namespace dsa

@@ -17,13 +17,13 @@ __device__ __forceinline__ uint32_t clamp_key(uint32_t key) {
   return key < kKeyMinusInf ? kKeyMinusInf : key > kKeyPlusInf ? kKeyPlusInf : key;
 }
 
-// One counting pass: moves [low, high] closer around the k-th key. True when it holds so few scores that every list
-// has room for them. Ends at low == high == 0 for a k-th score that is NaN.
+// One counting pass: moves [low, high] closer around the k-th key. True at the end: it is one key (0 for NaN), or the
+// range holds so few scores that every list has room for them.
 template <class C>
 __device__ __forceinline__ bool count_keys(const Args& a, const Row<typename C::E>& row, const Slice& slice,
                                            uint32_t& low, uint32_t& high, KeyCounts& counts, uint32_t* warp_sums,
                                            Found* found) {
-  constexpr int kThreads = C::kThreads, kUnroll = 4;
+  constexpr int kThreads = C::kThreads, kUnroll = 8;
   const int tid = threadIdx.x;
   ptx::row_sync<C::kMulti>();  // the counts of the round before were read everywhere
   for (int i = tid; i < kKeyBins; i += kThreads) counts.own[i] = 0;
@@ -65,14 +65,15 @@ __device__ __forceinline__ bool count_keys(const Args& a, const Row<typename C::
     return false;
   }
   if (f.bin < 0) {  // below
-    high = low == kKeyMinusInf ? 0u : low - 1u;
-    low = low == kKeyMinusInf ? 0u : kKeyMinusInf;
-    return false;
+    const bool nan = low == kKeyMinusInf;
+    high = nan ? 0u : low - 1u;
+    low = nan ? 0u : kKeyMinusInf;
+    return nan;
   }
   high -= static_cast<uint32_t>(f.bin - 1) << shift;
   const uint32_t reach = (1u << shift) - 1u;
   if (high - low > reach) low = high - reach;
-  return f.count <= C::kSpill;
+  return low == high || f.count <= C::kSpill;
 }
 
 }  // namespace dsa

@@ -26,21 +26,23 @@ __device__ __forceinline__ PlateauResult plateau_row(const Args& a, const Row<ty
   const int32_t per_warp = (words + kWarps - 1) / kWarps;
   const int32_t begin = warp * per_warp, end = words < begin + per_warp ? words : begin + per_warp;
   uint32_t winners = 0, ties = 0;
+  const auto n = static_cast<uint32_t>(row.n);
 #pragma unroll 1
   for (int32_t i0 = begin; i0 < end; i0 += kUnroll) {
-    uint32_t x[kUnroll];
-    bool in[kUnroll];
+    typename C::E::Bits x[kUnroll];
+    // Of a score of this lane's first word; below 0 wraps to what is no position.
+    const uint32_t p = static_cast<uint32_t>((slice.first + i0) * 32 + lane - slice.shift);
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const int64_t p = static_cast<int64_t>(slice.first + i0 + u) * 32 + lane - slice.shift;
-      in[u] = i0 + u < end && p >= 0 && p < row.n;
-      x[u] = in[u] ? key_of(C::E::value(ptx::ld_stream(row.window + p))) : 0u;
+      x[u] = p + u * 32 < n && i0 + u < end ? ptx::ld_stream(row.window + (p + u * 32)) : C::E::kNaN;
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const uint32_t win = __ballot_sync(ptx::kFullMask, in[u] && x[u] > key),
-                     tie = __ballot_sync(ptx::kFullMask, in[u] && x[u] == key);
-      if (lane == 0 && i0 + u < end) {
+      if (i0 + u >= end) break;
+      const uint32_t mine = key_of(C::E::value(x[u]));
+      const uint32_t win = __ballot_sync(ptx::kFullMask, mine > key),
+                     tie = __ballot_sync(ptx::kFullMask, mine == key && p + u * 32 < n);
+      if (lane == 0) {
         bitmap[i0 + u] = win;
         equal[i0 + u] = tie;
       }

@@ -14,9 +14,9 @@ constexpr uint32_t kFullMask = 0xffffffffu;
 
 #ifndef DSA_EMULATE
 
-// The blocks an SM that the kernels ask for are tuned on sm_90; later targets use a few registers more and get one
+// The blocks an SM that the kernels ask for are tuned on sm_90; other targets use a few registers more and get one
 // block less, where the same bound would spill.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
 constexpr int kFewerBlocks = 1;
 #else
 constexpr int kFewerBlocks = 0;
@@ -117,6 +117,14 @@ __device__ __forceinline__ uint32_t filter_step(float x, float lo, float hi, uin
   return ballot;
 }
 
+// The same pointer, of which the compiler knows nothing: what is read through it is not kept from one use to the next.
+template <class T>
+__device__ __forceinline__ const T& opaque(const T& x) {
+  const T* p = &x;
+  asm volatile("" : "+l"(p));
+  return *p;
+}
+
 // Asks for the next `bytes` (a multiple of 16) of global memory at `p` (16-byte aligned) to come to L2.
 __device__ __forceinline__ void prefetch_l2(const void* p, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
@@ -169,6 +177,10 @@ inline uint32_t filter_step(float x, float lo, float hi, uint32_t tag, uint32_t&
     cursor += kStride;
   }
   return ballot;
+}
+template <class T>
+inline const T& opaque(const T& x) {
+  return x;
 }
 inline void prefetch_l2(const void*, uint32_t) {}
 

@@ -44,7 +44,7 @@ __device__ __forceinline__ void narrow_bracket(Bracket& b, float bottom, float t
 }
 
 template <class C>
-__device__ __noinline__ uint32_t closer_step(const Args& a) {
+__device__ __forceinline__ uint32_t closer_step(const Args& a) {
   const Place<C> at(a);
   Bracket b;
   const SampleRanks rank(C::kThreads * C::kSamples, a.k, at.row().n, a.margin);
@@ -55,7 +55,7 @@ __device__ __noinline__ uint32_t closer_step(const Args& a) {
 
 // One filtered pass of the bracket: finishes the row where it holds, else names the step that does.
 template <class C>
-__device__ __noinline__ uint32_t pass_step(const Args& a) {
+__device__ __forceinline__ uint32_t pass_step(const Args& a) {
   const Place<C> at(a);
   auto& s = at.s;
   ptx::row_sync<C::kMulti>();  // what the step before left in shared memory was written, and read everywhere
@@ -83,7 +83,7 @@ __device__ __noinline__ uint32_t pass_step(const Args& a) {
 }
 
 template <class C>
-__device__ __noinline__ uint32_t retry_step(const Args& a) {
+__device__ __forceinline__ uint32_t retry_step(const Args& a) {
   const Place<C> at(a);
   __syncthreads();  // the step before noted what is read here
   const uint32_t heavy = at.s.heavy;
@@ -94,7 +94,7 @@ __device__ __noinline__ uint32_t retry_step(const Args& a) {
 }
 
 template <class C>
-__device__ __noinline__ uint32_t heavy_step(const Args& a) {
+__device__ __forceinline__ uint32_t heavy_step(const Args& a) {
   const Place<C> at(a);
   const auto row = at.row();
   ptx::row_sync<C::kMulti>();  // what the step before left in shared memory was written, and read everywhere
@@ -113,7 +113,7 @@ __device__ __noinline__ uint32_t heavy_step(const Args& a) {
 }
 
 template <class C>
-__device__ __noinline__ uint32_t second_step(const Args& a) {
+__device__ __forceinline__ uint32_t second_step(const Args& a) {
   const Place<C> at(a);
   const auto& s = at.s;
   __syncthreads();  // the step before noted what is read here
@@ -135,17 +135,17 @@ __device__ __noinline__ uint32_t second_step(const Args& a) {
 // Closes in on the k-th key until it is known, or so few scores are left that they fit the spill list whoever finds
 // them: the pass that follows holds.
 template <class C>
-__device__ __noinline__ uint32_t settle_step(const Args& a) {
+__device__ __forceinline__ uint32_t settle_step(const Args& a) {
   const Place<C> at(a);
   auto& counts = *reinterpret_cast<KeyCounts*>(at.arena);
   static_assert(sizeof(KeyCounts) <= C::kListBytes, "it takes the place of the lists");
   __syncthreads();  // the step before noted the bracket, which is a first guess
   uint32_t low = clamp_key(key_of(at.s.lo)), high = clamp_key(key_of(at.s.hi));
-  bool few;
+  bool done;
   do {
     const auto row = at.row();  // found anew: registers are short
-    few = count_keys<C>(a, row, at.slice(row), low, high, counts, at.s.wa, at.s.found);
-  } while (low != high && !few);
+    done = count_keys<C>(a, row, at.slice(row), low, high, counts, at.s.wa, at.s.found);
+  } while (!done);
   if (low == high) return ask_plateau(at.s, low, kCounted);
   Bracket b;
   b.lo = float_of(low);
@@ -155,7 +155,7 @@ __device__ __noinline__ uint32_t settle_step(const Args& a) {
 }
 
 template <class C>
-__device__ __noinline__ uint32_t crowd_step(const Args& a, int entries) {
+__device__ __forceinline__ uint32_t crowd_step(const Args& a, int entries) {
   const Place<C> at(a);
   __syncthreads();  // the step before noted what is read here
   const Crowd& c = at.s.crowd;
@@ -174,7 +174,7 @@ __device__ __noinline__ uint32_t crowd_step(const Args& a, int entries) {
 }
 
 template <class C>
-__device__ __noinline__ uint32_t exact_step(const Args& a) {
+__device__ __forceinline__ uint32_t exact_step(const Args& a) {
   const Place<C> at(a);
   count_path<C>(a, at.rank, kExact);
   static_assert(sizeof(ExactShared) <= C::kListBytes, "it takes the place of the lists");
@@ -185,9 +185,10 @@ __device__ __noinline__ uint32_t exact_step(const Args& a) {
 
 // Takes a row's steps from `next` on until it is done.
 template <class C>
-__device__ __forceinline__ void take_steps(const Args& a, uint32_t next) {
+__device__ __forceinline__ void take_steps(const Args& args, uint32_t next) {
 #pragma unroll 1
   while (next != step(kDone)) {
+    const Args& a = ptx::opaque(args);  // else the compiler keeps what all steps need in registers
     switch (static_cast<Step>(next & 15u)) {
       case kCloser: next = closer_step<C>(a); break;
       case kPass: next = pass_step<C>(a); break;
