@@ -7,7 +7,8 @@
 
 namespace dsa {
 
-constexpr int kHeavyLanes = 4;  // a value that so many lanes of a warp hold is heavy
+constexpr int32_t kNoRank = 0x7fffffff;  // in no bin
+constexpr int kHeavyLanes = 4;           // a value that so many lanes of a warp hold is heavy
 
 // The heaviest value of the kept sample in [low, high], 0 if none is heavy. Counting it in bins would cost more: lanes
 // that meet in a bin wait for each other.
@@ -107,19 +108,19 @@ __device__ __forceinline__ int32_t narrow_by_bins(const float* v, const SampleRa
                                  : key_of(top - static_cast<float>(lo.bin) * width);
     if (edge > low) low = edge;
   }
-  return (lo.bin < 0 ? rank.lo : lo.above + lo.count) - (hi.bin < 0 ? 0 : hi.bin == 0 ? hi.count : hi.above);
+  if (lo.bin < 0) return 0;  // there is no more to narrow below
+  return lo.above + lo.count - (hi.bin < 0 ? 0 : hi.bin == 0 ? hi.count : hi.above);
 }
 
 // Narrows the bracket [s.lo, s.hi] by the sample, `kept` in shared memory, and returns it in `b`. True: the k-th score
 // is expected to be the heavy value, whose key goes to s.heavy; it does so too where the bracket ends beside it.
 template <class C>
-__device__ __forceinline__ bool look_closer(Bracket& b, const SampleRanks& rank, const float* kept,
+__device__ __forceinline__ bool look_closer(Bracket& b, SampleRanks rank, const float* kept,
                                             FilterShared<C::kBins>& s) {
   const float* v = kept + threadIdx.x;  // v[i * kThreads]
   __syncthreads();                      // what thread 0 noted of the sample is there, and the warps' words were read
   uint32_t high = key_of(s.hi), low = key_of(s.lo);
-  bool plateau = false;
-  uint32_t least = 0, most = 0xffffffffu;  // ends of the bracket that are not to be narrowed
+  bool plateau = false, wanted = true;
   const uint32_t mode = s.sight == kLowest ? key_of(-kHuge) : heavy_key<C>(v, low, high, s);
   if (mode != 0) {
     const Split split = split_sample<C>(v, mode, s);
@@ -131,20 +132,23 @@ __device__ __forceinline__ bool look_closer(Bracket& b, const SampleRanks& rank,
     // The side that is wanted, or that would be if the plateau pass says so.
     if (plateau ? rank.hi <= split.better && key != kKeyPlusInf : above) {
       low = key_above(key);
-      if (rank.lo + 8 > split.better) most = low;  // it reaches all but down to the heavy value
+      if (rank.lo + 8 > split.better) rank.lo = kNoRank;  // all but down to the heavy value: all the way
     } else if (plateau ? rank.lo > split.better + split.copies && key_below(key) >= low : below) {
       high = key_below(key);
-      if (rank.hi - 8 < split.better + split.copies) least = high;
+      if (rank.hi - 8 < split.better + split.copies) rank.hi = 0;
+    } else {
+      wanted = false;
     }
     if (threadIdx.x == 0) s.heavy = key;
   }
-  Ends ends = sample_ends<C>(v, low, high, s);
+  Ends ends{low, low};
+  if (wanted) ends = sample_ends<C>(v, low, high, s);
   if (ends.first < ends.last && narrow_by_bins<C, false>(v, rank, ends, low, high, s) > rank.few()) {
     ends = sample_ends<C>(v, low, high, s);
     if (ends.first < ends.last) narrow_by_bins<C, true>(v, rank, ends, low, high, s);
   }
-  b.lo = float_of(low < most ? low : most);
-  b.hi = float_of(high > least ? high : least);
+  b.lo = float_of(low);
+  b.hi = float_of(high);
   b.set_bins(s.bottom, s.top);
   // Bins from the lowest sample on: the bracket may reach down to a mask.
   if (ends.first < ends.last && b.bin_lo < float_of(ends.first)) b.bin_lo = float_of(ends.first);
