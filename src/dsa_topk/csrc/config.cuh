@@ -40,10 +40,11 @@ struct Crowd {
 
 constexpr int kTieCap = 128;  // entries of the crossing bin that are ranked all against all
 
-// A score inside the bracket.
+// A score inside the bracket. In the lists, an entry of a 16-bit type has both scores of a load, of which at least one
+// lies inside; its place is the first one's.
 struct alignas(8) Entry {
   uint32_t value;  // bits of the score as float32
-  uint32_t tag;    // bit index in the row's bitmap: position + shift
+  uint32_t place;  // position + shift (slice.cuh)
 };
 
 template <int kBins>
@@ -88,8 +89,11 @@ struct Candidates {
   Entry* own;      // this thread's column of [kList + kBatch][kThreads]
   Entry* spill;    // [kSpill]
   int32_t blocks, cap;
+  float lo, hi;  // the bracket
 
-  __device__ __forceinline__ Candidates(const Args& a, FilterShared<C::kBins>& shared, uint8_t* arena) : s(shared) {
+  __device__ __forceinline__ Candidates(const Args& a, FilterShared<C::kBins>& shared, uint8_t* arena, float low,
+                                        float high)
+      : s(shared), lo(low), hi(high) {
     regions = reinterpret_cast<Entry*>(arena);
     blocks = C::kMulti ? a.cluster : 1;
     cap = C::kMulti ? a.region_cap : 0;
@@ -106,7 +110,7 @@ struct Candidates {
       for (int32_t r = 0; r < blocks; ++r) {
         const uint32_t n = s.heads[r].more;
 #pragma unroll 1
-        for (uint32_t i = threadIdx.x; i < n; i += C::kThreads) f(regions[r * cap + i]);
+        for (uint32_t i = threadIdx.x; i < n; i += C::kThreads) visit(regions[r * cap + i], f);
       }
     } else {
       each_own(entries, f);
@@ -118,14 +122,29 @@ struct Candidates {
   __device__ __forceinline__ void each_own(int entries, F&& f) const {
     const Entry* end = own + entries * C::kThreads;
 #pragma unroll 1
-    for (const Entry* e = own; e < end; e += C::kThreads) f(*e);
+    for (const Entry* e = own; e < end; e += C::kThreads) visit(*e, f);
   }
 
   template <class F>
   __device__ __forceinline__ void each_spilled(F&& f) const {
     const uint32_t n = s.spill_count;
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < n; i += C::kThreads) f(spill[i]);
+    for (uint32_t i = threadIdx.x; i < n; i += C::kThreads) visit(spill[i], f);
+  }
+
+  // The candidates of one entry.
+  template <class F>
+  __device__ __forceinline__ void visit(const Entry& e, F&& f) const {
+    using E = typename C::E;
+    if constexpr (E::kLoad == 1) {
+      f(e);
+    } else {
+#pragma unroll
+      for (uint32_t i = 0; i < 2; ++i) {
+        const float x = E::value(static_cast<typename E::Bits>(e.value >> 16 * i));
+        if (x >= lo && !(x > hi)) f(Entry{__float_as_uint(x), e.place + i});
+      }
+    }
   }
 };
 

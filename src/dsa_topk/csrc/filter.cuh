@@ -27,8 +27,8 @@ namespace dsa {
 template <class E>
 __device__ __forceinline__ void prefetch_head(const Args& a, const Row<E>& row, const Slice& slice) {
   constexpr int32_t kSize = sizeof(typename E::Bits), kSixteen = 16 / kSize;
-  // Whole 16-byte units that lie inside the window: from the second word of the slice on.
-  const int32_t first = (slice.first + 1) * 32 - slice.shift, end = slice.last * 32 - slice.shift;
+  // Whole 16-byte units that lie inside the window: from the second unit of the slice on.
+  const int32_t first = (slice.first + E::kLoad) * 32 - slice.shift, end = slice.last * 32 - slice.shift;
   const int32_t count = ((end < row.n ? end : row.n) - first) & ~(kSixteen - 1);
   const int32_t bytes = count * kSize < a.prefetch ? count * kSize : a.prefetch;
   if (bytes > 0) ptx::prefetch_l2(row.window + first, static_cast<uint32_t>(bytes));
@@ -50,7 +50,7 @@ __device__ __forceinline__ uint32_t fast_row(const Args& a) {
     return step(kDone);
   }
   // The same answer in every block of the row.
-  if (row.n < kMinSampled || row_words(row) > static_cast<int64_t>(a.bitmap_words) * at.blocks) {
+  if (row.n < kMinSampled || slice_words(row, at.blocks) > a.bitmap_words) {
     if (kMulti) ptx::cluster_wait();
     return step(kExactly);
   }
@@ -60,7 +60,7 @@ __device__ __forceinline__ uint32_t fast_row(const Args& a) {
   const Bracket b = sample_bracket<C>(a, row, slice.shift, s, sample_place<C>(a));
   if (kMulti) ptx::cluster_wait();
   if (b.sight != kClear) return step(kCloser);
-  const Candidates<C> candidates(a, s, at.arena);
+  const Candidates<C> candidates(a, s, at.arena, b.lo, b.hi);
   const int entries = stream_filter<C>(row, slice, b.lo, b.hi, at.bitmap, candidates);
   const float scale = histogram_scale<C::kBins>(b.bin_lo, b.bin_hi);
   const Tally t = tally<C>(a, s, candidates, entries, b.bin_hi, scale, at.rank, at.bitmap, slice.last - slice.first);

@@ -85,7 +85,7 @@ __device__ __forceinline__ PlateauResult plateau_row(const Args& a, const Row<ty
   uint32_t all_winners = warp_sum_first(wa, kWarps, lane), all_ties = warp_sum_first(wb, kWarps, lane);
   uint32_t ties_before = warp_sum_first(wb, warp, lane), winners_lower = 0, ties_lower = 0;
   if (kMulti) {
-    if (tid < blocks) ptx::map_shared(heads, tid)[rank] = BlockCounts{all_winners, all_ties};
+    if (tid < blocks) ptx::map_shared(heads, tid)[rank] = BlockCounts{all_winners, all_ties, 0u};
     ptx::row_sync<true>();
     all_winners = all_ties = 0;
     for (int32_t r = 0; r < blocks; ++r) {

@@ -62,7 +62,7 @@ __device__ __forceinline__ uint32_t pass_step(const Args& a) {
   if (threadIdx.x == 0) s.spill_count = 0;
   for (int i = threadIdx.x; i < C::kBins; i += C::kThreads) s.hist[i] = 0;  // the pass before may have counted
   __syncthreads();
-  const Candidates<C> candidates(a, s, at.arena);
+  const Candidates<C> candidates(a, s, at.arena, s.lo, s.hi);
   const auto row = at.row();
   const Slice slice = at.slice(row);
   const int entries = stream_filter<C, 4>(row, slice, s.lo, s.hi, at.bitmap, candidates);
@@ -99,7 +99,7 @@ __device__ __forceinline__ uint32_t heavy_step(const Args& a) {
   const auto row = at.row();
   ptx::row_sync<C::kMulti>();  // what the step before left in shared memory was written, and read everywhere
   // The equal bits take the place of the lists: the same answer in every block.
-  if ((row_words(row) + at.blocks - 1) / at.blocks * 4 > a.arena_bytes) return step(kExactly);
+  if (slice_words(row, at.blocks) * 4 > a.arena_bytes) return step(kExactly);
   const Slice slice = at.slice(row);
   const PlateauResult r = plateau_row<C>(a, row, slice, at.s.heavy, at.rank, at.bitmap,
                                          reinterpret_cast<uint32_t*>(at.arena), at.s.heads, at.s.wa, at.s.wb);
@@ -108,7 +108,7 @@ __device__ __forceinline__ uint32_t heavy_step(const Args& a) {
     return step(kSecond);
   }
   count_path<C>(a, at.rank, at.s.path == kCounted ? kCounted : kPlateau);
-  finish_row<C>(a, at.index, row, slice, at.s, at.arena, at.bitmap, r.lower, 0);
+  finish_row<C>(a, at.index, row, slice, at.s, at.arena, at.bitmap, r.lower, 0, false);
   return step(kDone);
 }
 
@@ -163,7 +163,7 @@ __device__ __forceinline__ uint32_t crowd_step(const Args& a, int entries) {
   {
     const auto row = at.row();
     const Slice slice = at.slice(row);
-    const Candidates<C> candidates(a, at.s, at.arena);
+    const Candidates<C> candidates(a, at.s, at.arena, at.s.lo, at.s.hi);
     Taker<C> take{at.bitmap, slice.first, slice.last, 0};
     take_crowded<C>(a, candidates, entries, c.top, c.scale, c.bin, c.need, take);
     lower = take.lower;

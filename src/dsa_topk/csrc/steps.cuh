@@ -38,7 +38,8 @@ __device__ __forceinline__ void count_path(const Args& a, uint32_t rank, Path p)
 template <class C>
 __device__ __forceinline__ void finish_row(const Args& a, int64_t index, const Row<typename C::E>& row,
                                            const Slice& slice, FilterShared<C::kBins>& s, uint8_t* arena,
-                                           uint32_t* bitmap, uint32_t lower, uint32_t chosen_lower) {
+                                           uint32_t* bitmap, uint32_t lower, uint32_t chosen_lower,
+                                           bool paired = true) {
   if (C::kMulti) {
     chosen_lower = __reduce_add_sync(ptx::kFullMask, chosen_lower);
     if ((threadIdx.x & 31) == 0) s.wb[threadIdx.x >> 5] = chosen_lower;
@@ -46,7 +47,7 @@ __device__ __forceinline__ void finish_row(const Args& a, int64_t index, const R
   __syncthreads();
   if (C::kMulti) lower += warp_sum_first(s.wb, C::kWarps, threadIdx.x & 31);
   emit_bitmap<C::kThreads>(Output<typename C::E>(a, row, index), slice, bitmap, reinterpret_cast<uint16_t*>(arena),
-                           s.wc, static_cast<int32_t>(lower));
+                           s.wc, static_cast<int32_t>(lower), paired);
 }
 
 // What every step finds again: registers are short, and loads are few where rows are rare.
