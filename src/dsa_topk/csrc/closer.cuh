@@ -78,33 +78,33 @@ __device__ __forceinline__ Ends sample_ends(const float* v, uint32_t low, uint32
 }
 
 // Narrows [low, high] to the ranks' bins over the samples in `ends`: bins of equal widths, which the crowd in the
-// middle fills evenly, or (kByKey) of equal numbers of floats, which no spread defeats. Returns the samples inside.
-template <class C, bool kByKey>
-__device__ __forceinline__ int32_t narrow_by_bins(const float* v, const SampleRanks& rank, const Ends& ends,
-                                                  uint32_t& low, uint32_t& high, FilterShared<C::kBins>& s) {
+// middle fills evenly, or (by_key) of equal numbers of floats, which no spread defeats. Returns the samples inside.
+template <class C>
+__device__ __forceinline__ int32_t narrow_by_bins(const float* v, const Ends& ends, bool by_key, uint32_t& low,
+                                                  uint32_t& high, FilterShared<C::kBins>& s) {
   constexpr int kBins = C::kBins, kInside = kBins - 1;  // bin 0: samples above
   int shift = 0;
-  while (kByKey && (ends.last - ends.first) >> shift > kInside - 1) ++shift;
+  while (by_key && (ends.last - ends.first) >> shift > kInside - 1) ++shift;
   const float top = float_of(ends.last), width = (top - float_of(ends.first)) * (1.0f / kInside);
   const float scale = __fdividef(1.0f, width);
 #pragma unroll 1
   for (int i = 0; i < C::kSamples; ++i) {
     const float x = v[i * C::kThreads];
     const uint32_t key = key_of(x);
-    const uint32_t bin = kByKey ? (ends.last - key) >> shift : static_cast<uint32_t>(bin_of<kInside>(x, top, scale));
+    const uint32_t bin = by_key ? (ends.last - key) >> shift : static_cast<uint32_t>(bin_of<kInside>(x, top, scale));
     if (key >= ends.first) atomicAdd(&s.hist[key > ends.last ? 0u : bin + 1u], 1u);
   }
   __syncthreads();
-  const int32_t ranks[2] = {rank.lo, rank.hi};
+  const int32_t ranks[2] = {s.rank_lo, s.rank_hi};
   find_ranks<C::kThreads, kBins, 2>(s.hist, s.wa, s.found, ranks);
   const Found lo = s.found[0], hi = s.found[1];
   if (hi.bin > 0) {
     const uint32_t edge = static_cast<uint32_t>(hi.bin - 1);
-    high = kByKey ? ends.last - (edge << shift) : key_of(top - static_cast<float>(edge) * width);
+    high = by_key ? ends.last - (edge << shift) : key_of(top - static_cast<float>(edge) * width);
   }
   if (lo.bin > 0) {
-    const uint32_t reach = kByKey ? (static_cast<uint32_t>(lo.bin) << shift) - 1u : 0u;
-    const uint32_t edge = kByKey ? ends.last - ends.first > reach ? ends.last - reach : ends.first
+    const uint32_t reach = by_key ? (static_cast<uint32_t>(lo.bin) << shift) - 1u : 0u;
+    const uint32_t edge = by_key ? ends.last - ends.first > reach ? ends.last - reach : ends.first
                                  : key_of(top - static_cast<float>(lo.bin) * width);
     if (edge > low) low = edge;
   }
@@ -121,6 +121,7 @@ __device__ __forceinline__ bool look_closer(Bracket& b, SampleRanks rank, const 
   __syncthreads();                      // what thread 0 noted of the sample is there, and the warps' words were read
   uint32_t high = key_of(s.hi), low = key_of(s.lo);
   bool plateau = false, wanted = true;
+  const int32_t few = rank.few();
   const uint32_t mode = s.sight == kLowest ? key_of(-kHuge) : heavy_key<C>(v, low, high, s);
   if (mode != 0) {
     const Split split = split_sample<C>(v, mode, s);
@@ -141,11 +142,16 @@ __device__ __forceinline__ bool look_closer(Bracket& b, SampleRanks rank, const 
     }
     if (threadIdx.x == 0) s.heavy = key;
   }
+  if (threadIdx.x == 0) {  // where registers are short
+    s.rank_lo = rank.lo;
+    s.rank_hi = rank.hi;
+    s.rank_few = few;
+  }
   Ends ends{low, low};
-  if (wanted) ends = sample_ends<C>(v, low, high, s);
-  if (ends.first < ends.last && narrow_by_bins<C, false>(v, rank, ends, low, high, s) > rank.few()) {
+#pragma unroll 1
+  for (int round = 0; wanted && round < 2; ++round) {
     ends = sample_ends<C>(v, low, high, s);
-    if (ends.first < ends.last) narrow_by_bins<C, true>(v, rank, ends, low, high, s);
+    wanted = ends.first < ends.last && narrow_by_bins<C>(v, ends, round == 1, low, high, s) > s.rank_few;
   }
   b.lo = float_of(low);
   b.hi = float_of(high);

@@ -4,6 +4,7 @@
 // [kSpill]; reused for the plateau bitmap and, at the end, for the warps' staged positions | bitmap.
 #pragma once
 #include "slice.cuh"
+#include "tester.cuh"
 
 namespace dsa {
 
@@ -21,7 +22,7 @@ struct FilterConfig {
   static constexpr int kListBytes = ((kList + kBatch) * kThreads + kSpill) * 8;
   static constexpr int kStageBytes = kWarps * 32 * 32 * 2;  // emit.cuh
   static constexpr int kArenaBytes = kListBytes > kStageBytes ? kListBytes : kStageBytes;
-  static_assert(kSamples % 4 == 0, "samples come in groups of four quarter rows");
+  static_assert(kSamples % 8 == 0, "samples come in groups of four quarter rows, two to a load");
   static_assert(kWarps <= 32, "per-warp counts are summed by one warp");
 };
 
@@ -60,8 +61,9 @@ struct alignas(16) FilterShared {
   unsigned long long mode;  // heaviest sampled value: count << 32 | key
   uint32_t heavy;           // key of a heavy value beside which the bracket ends, or 0
   uint32_t tie_count, spill_count;
-  uint64_t where;     // kept here and not in registers, which are short while a slice streams
-  float top, bottom;  // ends of the sample
+  uint64_t where;                      // kept here and not in registers, which are short while a slice streams
+  float top, bottom;                   // ends of the sample
+  int32_t rank_lo, rank_hi, rank_few;  // of the bracket in the sample (closer.cuh)
   // What a step notes for the next one (passes.cuh).
   Sight sight;
   float lo, hi;  // the bracket
@@ -89,17 +91,20 @@ struct Candidates {
   Entry* own;      // this thread's column of [kList + kBatch][kThreads]
   Entry* spill;    // [kSpill]
   int32_t blocks, cap;
-  float lo, hi;  // the bracket
+  float lo, hi;  // the bracket, for entries of two scores
 
-  __device__ __forceinline__ Candidates(const Args& a, FilterShared<C::kBins>& shared, uint8_t* arena, float low,
-                                        float high)
-      : s(shared), lo(low), hi(high) {
+  __device__ __forceinline__ Candidates(const Args& a, FilterShared<C::kBins>& shared, uint8_t* arena) : s(shared) {
     regions = reinterpret_cast<Entry*>(arena);
     blocks = C::kMulti ? a.cluster : 1;
     cap = C::kMulti ? a.region_cap : 0;
     Entry* lists = regions + blocks * cap;
     own = lists + threadIdx.x;
     spill = lists + (C::kList + C::kBatch) * C::kThreads;
+  }
+
+  __device__ __forceinline__ void set_bracket(float low, float high) {
+    lo = low;
+    hi = high;
   }
 
   // Visits every candidate of the row once over the block. `entries` = length of the thread's own list.

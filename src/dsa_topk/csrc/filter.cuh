@@ -60,17 +60,24 @@ __device__ __forceinline__ uint32_t fast_row(const Args& a) {
   const Bracket b = sample_bracket<C>(a, row, slice.shift, s, sample_place<C>(a));
   if (kMulti) ptx::cluster_wait();
   if (b.sight != kClear) return step(kCloser);
-  const Candidates<C> candidates(a, s, at.arena, b.lo, b.hi);
-  const int entries = stream_filter<C>(row, slice, b.lo, b.hi, at.bitmap, candidates);
-  const float scale = histogram_scale<C::kBins>(b.bin_lo, b.bin_hi);
-  const Tally t = tally<C>(a, s, candidates, entries, b.bin_hi, scale, at.rank, at.bitmap, slice.last - slice.first);
+  Candidates<C> candidates(a, s, at.arena);
+  const Tester<C> test(b.lo, b.hi);
+  const int entries = stream_filter<C>(row, slice, test, at.bitmap, candidates);
+  candidates.set_bracket(test.low(), test.high());
+  // Found only now: registers are short while a slice streams.
+  Bracket b2;
+  b2.lo = test.low();
+  b2.hi = test.high();
+  b2.set_bins(s.bottom, s.top);
+  const float top = b2.bin_hi, scale = histogram_scale<C::kBins>(b2.bin_lo, top);
+  const Tally t = tally<C>(a, s, candidates, entries, top, scale, at.rank, at.bitmap, slice.last - slice.first);
   if (!t.holds()) return missed<C>(s, t, kRetry);
   count_path<C>(a, at.rank, kFast);
   Taker<C> take{at.bitmap, slice.first, slice.last, 0};
   if (t.need > 0) {
-    const Found crossing = crossing_bin<C>(candidates, entries, b.bin_hi, scale, t.need);
-    if (crossing.count > kTieCap) return crowded<C>(s, t, crossing, b.bin_hi, scale, entries);
-    take_ranked<C>(a, candidates, entries, b.bin_hi, scale, crossing, t.need - crossing.above, take);
+    const Found crossing = crossing_bin<C>(candidates, entries, top, scale, t.need);
+    if (crossing.count > kTieCap) return crowded<C>(s, t, crossing, top, scale, entries);
+    take_ranked<C>(a, candidates, entries, top, scale, crossing, t.need - crossing.above, take);
   }
   row.where = s.where;
   finish_row<C>(a, at.index, row, slice, s, at.arena, at.bitmap, t.lower, take.lower);

@@ -2,6 +2,7 @@
 //
 //   kCloser   looks at the sample closer
 //   kPass     a filtered pass of the bracket
+//   kChoose   the choice among the candidates of such a pass
 //   kRetry    after the first pass: on to kHeavy where the bracket ended beside a heavy value, else to kSecond
 //   kHeavy    a plateau pass of the heavy value
 //   kSecond   a bracket beside the last one, or inside it
@@ -44,7 +45,8 @@ __device__ __forceinline__ void narrow_bracket(Bracket& b, float bottom, float t
 }
 
 template <class C>
-__device__ __forceinline__ uint32_t closer_step(const Args& a) {
+__device__ __forceinline__ uint32_t closer_step(const Args& args) {
+  const Args& a = ptx::opaque(args);  // else the compiler keeps what all steps need in registers
   const Place<C> at(a);
   Bracket b;
   const SampleRanks rank(C::kThreads * C::kSamples, a.k, at.row().n, a.margin);
@@ -55,35 +57,62 @@ __device__ __forceinline__ uint32_t closer_step(const Args& a) {
 
 // One filtered pass of the bracket: finishes the row where it holds, else names the step that does.
 template <class C>
-__device__ __forceinline__ uint32_t pass_step(const Args& a) {
+__device__ __forceinline__ uint32_t pass_step(const Args& args) {
+  const Args& a = ptx::opaque(args);  // else the compiler keeps what all steps need in registers
   const Place<C> at(a);
   auto& s = at.s;
   ptx::row_sync<C::kMulti>();  // what the step before left in shared memory was written, and read everywhere
   if (threadIdx.x == 0) s.spill_count = 0;
   for (int i = threadIdx.x; i < C::kBins; i += C::kThreads) s.hist[i] = 0;  // the pass before may have counted
   __syncthreads();
-  const Candidates<C> candidates(a, s, at.arena, s.lo, s.hi);
+  Candidates<C> candidates(a, s, at.arena);
   const auto row = at.row();
   const Slice slice = at.slice(row);
-  const int entries = stream_filter<C, 4>(row, slice, s.lo, s.hi, at.bitmap, candidates);
+  const Tester<C> test(s.lo, s.hi);
+  const int entries = stream_filter<C, 4>(row, slice, test, at.bitmap, candidates);
+  candidates.set_bracket(test.low(), test.high());
   const float top = s.bin_hi, scale = histogram_scale<C::kBins>(s.bin_lo, top);
   const Tally t = tally<C>(a, s, candidates, entries, top, scale, at.rank, at.bitmap, slice.last - slice.first);
   const Path path = s.path;
   if (!t.holds()) return missed<C>(s, t, path == kFast ? kRetry : path == kSecondTry ? kSettle : kExactly);
   count_path<C>(a, at.rank, path);
-  Taker<C> take{at.bitmap, slice.first, slice.last, 0};
-  if (t.need > 0) {
-    const Found crossing = crossing_bin<C>(candidates, entries, top, scale, t.need);
-    if (crossing.count > kTieCap) return crowded<C>(s, t, crossing, top, scale, entries);
-    take_ranked<C>(a, candidates, entries, top, scale, crossing, t.need - crossing.above, take);
+  if (threadIdx.x == 0) s.crowd = Crowd{top, scale, 0, t.need, t.lower};
+  return step(kChoose, entries);
+}
+
+// The choice among the candidates of a pass that holds; it finds again what it needs, since registers are short.
+template <class C>
+__device__ __forceinline__ uint32_t choose_step(const Args& args, int entries) {
+  const Args& a = ptx::opaque(args);
+  const Place<C> at(a);
+  auto& s = at.s;
+  __syncthreads();  // the step before noted what is read here
+  const Crowd& c = s.crowd;
+  const float top = c.top, scale = c.scale;
+  const int32_t need = c.need;
+  Candidates<C> candidates(a, s, at.arena);
+  const Tester<C> test(s.lo, s.hi);
+  candidates.set_bracket(test.low(), test.high());
+  Found crossing{0, 0, 0, 0};
+  if (need > 0) crossing = crossing_bin<C>(candidates, entries, top, scale, need);
+  if (crossing.count > kTieCap) {
+    if (threadIdx.x == 0) {
+      s.crowd.bin = crossing.bin;
+      s.crowd.need = need - crossing.above;
+    }
+    return step(kCrowd, entries);
   }
-  const auto again = at.row();  // not kept through the pass: registers are short
-  finish_row<C>(a, at.index, again, at.slice(again), s, at.arena, at.bitmap, t.lower, take.lower);
+  const auto row = at.row();
+  const Slice slice = at.slice(row);
+  Taker<C> take{at.bitmap, slice.first, slice.last, 0};
+  if (need > 0) take_ranked<C>(a, candidates, entries, top, scale, crossing, need - crossing.above, take);
+  finish_row<C>(a, at.index, row, slice, s, at.arena, at.bitmap, c.lower, take.lower);
   return step(kDone);
 }
 
 template <class C>
-__device__ __forceinline__ uint32_t retry_step(const Args& a) {
+__device__ __forceinline__ uint32_t retry_step(const Args& args) {
+  const Args& a = ptx::opaque(args);  // else the compiler keeps what all steps need in registers
   const Place<C> at(a);
   __syncthreads();  // the step before noted what is read here
   const uint32_t heavy = at.s.heavy;
@@ -94,7 +123,8 @@ __device__ __forceinline__ uint32_t retry_step(const Args& a) {
 }
 
 template <class C>
-__device__ __forceinline__ uint32_t heavy_step(const Args& a) {
+__device__ __forceinline__ uint32_t heavy_step(const Args& args) {
+  const Args& a = ptx::opaque(args);  // else the compiler keeps what all steps need in registers
   const Place<C> at(a);
   const auto row = at.row();
   ptx::row_sync<C::kMulti>();  // what the step before left in shared memory was written, and read everywhere
@@ -113,7 +143,8 @@ __device__ __forceinline__ uint32_t heavy_step(const Args& a) {
 }
 
 template <class C>
-__device__ __forceinline__ uint32_t second_step(const Args& a) {
+__device__ __forceinline__ uint32_t second_step(const Args& args) {
+  const Args& a = ptx::opaque(args);  // else the compiler keeps what all steps need in registers
   const Place<C> at(a);
   const auto& s = at.s;
   __syncthreads();  // the step before noted what is read here
@@ -135,7 +166,8 @@ __device__ __forceinline__ uint32_t second_step(const Args& a) {
 // Closes in on the k-th key until it is known, or so few scores are left that they fit the spill list whoever finds
 // them: the pass that follows holds.
 template <class C>
-__device__ __forceinline__ uint32_t settle_step(const Args& a) {
+__device__ __forceinline__ uint32_t settle_step(const Args& args) {
+  const Args& a = ptx::opaque(args);  // else the compiler keeps what all steps need in registers
   const Place<C> at(a);
   auto& counts = *reinterpret_cast<KeyCounts*>(at.arena);
   static_assert(sizeof(KeyCounts) <= C::kListBytes, "it takes the place of the lists");
@@ -155,7 +187,8 @@ __device__ __forceinline__ uint32_t settle_step(const Args& a) {
 }
 
 template <class C>
-__device__ __forceinline__ uint32_t crowd_step(const Args& a, int entries) {
+__device__ __forceinline__ uint32_t crowd_step(const Args& args, int entries) {
+  const Args& a = ptx::opaque(args);  // else the compiler keeps what all steps need in registers
   const Place<C> at(a);
   __syncthreads();  // the step before noted what is read here
   const Crowd& c = at.s.crowd;
@@ -163,7 +196,8 @@ __device__ __forceinline__ uint32_t crowd_step(const Args& a, int entries) {
   {
     const auto row = at.row();
     const Slice slice = at.slice(row);
-    const Candidates<C> candidates(a, at.s, at.arena, at.s.lo, at.s.hi);
+    Candidates<C> candidates(a, at.s, at.arena);
+    candidates.set_bracket(at.s.lo, at.s.hi);
     Taker<C> take{at.bitmap, slice.first, slice.last, 0};
     take_crowded<C>(a, candidates, entries, c.top, c.scale, c.bin, c.need, take);
     lower = take.lower;
@@ -174,7 +208,8 @@ __device__ __forceinline__ uint32_t crowd_step(const Args& a, int entries) {
 }
 
 template <class C>
-__device__ __forceinline__ uint32_t exact_step(const Args& a) {
+__device__ __forceinline__ uint32_t exact_step(const Args& args) {
+  const Args& a = ptx::opaque(args);  // else the compiler keeps what all steps need in registers
   const Place<C> at(a);
   count_path<C>(a, at.rank, kExact);
   static_assert(sizeof(ExactShared) <= C::kListBytes, "it takes the place of the lists");
@@ -185,13 +220,13 @@ __device__ __forceinline__ uint32_t exact_step(const Args& a) {
 
 // Takes a row's steps from `next` on until it is done.
 template <class C>
-__device__ __forceinline__ void take_steps(const Args& args, uint32_t next) {
+__device__ __forceinline__ void take_steps(const Args& a, uint32_t next) {
 #pragma unroll 1
   while (next != step(kDone)) {
-    const Args& a = ptx::opaque(args);  // else the compiler keeps what all steps need in registers
     switch (static_cast<Step>(next & 15u)) {
       case kCloser: next = closer_step<C>(a); break;
       case kPass: next = pass_step<C>(a); break;
+      case kChoose: next = choose_step<C>(a, static_cast<int>(next >> 4)); break;
       case kRetry: next = retry_step<C>(a); break;
       case kHeavy: next = heavy_step<C>(a); break;
       case kSecond: next = second_step<C>(a); break;

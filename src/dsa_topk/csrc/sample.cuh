@@ -23,16 +23,16 @@ __device__ __forceinline__ float clip(float x) {
   return fminf(fmaxf(x, -kHuge), kHuge);  // fmaxf(NaN, y) is y
 }
 
-// Position of the first of 16 neighbouring samples: piece `g` of `kPieces` in [0, span), jittered, 64-byte aligned
-// where the scores are (scattered 4-byte reads would fetch a whole DRAM atom each).
-template <int kPieces>
+// Position of the first of kPiece neighbouring samples, 64 bytes of scores: piece `g` of `kPieces` in [0, span),
+// jittered, on a 64-byte boundary (scattered 4-byte reads would fetch a whole DRAM atom each).
+template <int kPieces, int kPiece>
 __device__ __forceinline__ int32_t piece_start(uint32_t g, int32_t span, int32_t shift) {
   uint32_t h = g * 0x9E3779B1u;
   h = (h ^ (h >> 15)) * 0x85EBCA6Bu;
   const uint32_t fraction = g * (0xffffffffu / kPieces) + h / kPieces;
-  const int32_t p = static_cast<int32_t>(__umulhi(fraction, static_cast<uint32_t>(span - 15)));
-  const int32_t aligned = ((p + shift) & ~15) - shift;
-  return aligned < 0 ? 0 : aligned;
+  const int32_t p = static_cast<int32_t>(__umulhi(fraction, static_cast<uint32_t>(span - kPiece + 1)));
+  const int32_t aligned = ((p + shift) & ~(kPiece - 1)) - shift;
+  return aligned < 0 ? aligned + kPiece : aligned;
 }
 
 // Ranks in a sample of `samples` scores: where the row's k-th is expected, and the bracket's ends, `margin` standard
@@ -61,15 +61,20 @@ __device__ __forceinline__ Bracket sample_bracket(const Args& a, const Row<typen
   constexpr int kThreads = C::kThreads, kBins = C::kBins, kN = C::kSamples;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
   float v[kN];
-  // Samples: kN / 4 pieces a half warp in the first quarter of the row, and the same places in the other quarters.
-  const int32_t quarter = (row.n >> 2) & ~15;
-  constexpr int kPieces = kThreads * kN / 64;
+  // Samples: a half warp loads pieces from the first quarter of the row, and the same places of the other quarters.
+  using E = typename C::E;
+  constexpr int kLoad = E::kLoad, kPiece = 16 * kLoad, kPieces = kThreads * kN / (4 * kPiece);
+  const int32_t quarter = (row.n >> 2) & ~(kPiece - 1);
 #pragma unroll
-  for (int i = 0; i < kN; i += 4) {
-    const int32_t p =
-        piece_start<kPieces>(static_cast<uint32_t>((i / 4 * kThreads + tid) >> 4), quarter, shift) + (tid & 15);
+  for (int i = 0; i < kN; i += 4 * kLoad) {
+    const auto g = static_cast<uint32_t>((i / (4 * kLoad) * kThreads + tid) >> 4);
+    const int32_t p = piece_start<kPieces, kPiece>(g, quarter, shift) + (tid & 15) * kLoad;
 #pragma unroll
-    for (int q = 0; q < 4; ++q) v[i + q] = C::E::value(ptx::ld_stream(row.window + p + q * quarter));
+    for (int q = 0; q < 4; ++q) {
+      const uint32_t x = ptx::ld_stream(reinterpret_cast<const uint32_t*>(row.window + p + q * quarter));
+#pragma unroll
+      for (int h = 0; h < kLoad; ++h) v[i + q * kLoad + h] = E::value(static_cast<typename E::Bits>(x >> 16 * h));
+    }
   }
   for (int i = tid; i < kBins; i += kThreads) s.hist[i] = 0;
   if (tid == 0) {

@@ -9,9 +9,9 @@
 
 namespace dsa {
 
-enum Step : uint32_t { kDone, kCloser, kPass, kRetry, kHeavy, kSecond, kSettle, kCrowd, kExactly };
+enum Step : uint32_t { kDone, kCloser, kPass, kChoose, kRetry, kHeavy, kSecond, kSettle, kCrowd, kExactly };
 
-// A step's number, and (kCrowd) the length of this thread's own list.
+// A step's number, and (kChoose, kCrowd) the length of this thread's own list.
 __device__ __forceinline__ uint32_t step(Step s, int entries = 0) {
   return static_cast<uint32_t>(s) | static_cast<uint32_t>(entries) << 4;
 }

@@ -4,48 +4,17 @@
 
 namespace dsa {
 
-// What a lane does with one load of scores: the unit's words of the bitmap by ballots, and its candidates to the list.
-template <class C>
-struct Tester {
-  using E = typename C::E;
-  static constexpr int kStep = C::kThreads * 8;
-
-  float lo, hi;               // Float32
-  uint32_t lo_pair, hi_pair;  // 16-bit types: the rounded thresholds, twice
-
-  __device__ __forceinline__ Tester(float low, float high) : lo(low), hi(high) {
-    if constexpr (E::kLoad == 2) {
-      lo_pair = E::ceil(low) * 0x10001u;
-      hi_pair = E::floor(high) * 0x10001u;
-    }
-  }
-
-  // `store`: this lane writes the unit's words, if they are words of the warp's.
-  __device__ __forceinline__ void operator()(uint32_t x, uint32_t place, uint32_t& cursor, uint32_t* words,
-                                             bool store) const {
-    if constexpr (E::kLoad == 1) {
-      const uint32_t ballot = ptx::filter_step<kStep>(E::value(x), lo, hi, place, cursor);
-      if (store) *words = ballot;
-    } else {
-      uint2 ballots;
-      ptx::filter_pair<E::kBFloat, kStep>(x, lo_pair, hi_pair, place, cursor, ballots.x, ballots.y);
-      if (store) *reinterpret_cast<uint2*>(words) = ballots;
-    }
-  }
-};
-
 // One pass over the block's words: bits above hi to the bitmap, candidates to the lists. Returns this thread's entries.
 //
 // Loads run 8 to 16 units ahead of the tests, in two register sets that take turns: what is being tested is never
 // copied, and an SM has some 50 KB under way, which is what the latency of a busy memory asks for.
 template <class C, int kBatch = C::kBatch>
-__device__ __forceinline__ int stream_filter(const Row<typename C::E>& row, const Slice& slice, float lo, float hi,
+__device__ __forceinline__ int stream_filter(const Row<typename C::E>& row, const Slice& slice, const Tester<C>& test,
                                              uint32_t* bitmap, const Candidates<C>& lists) {
   using E = typename C::E;
   constexpr int kThreads = C::kThreads, kWarps = C::kWarps, kStep = C::kThreads * 8, kLoad = E::kLoad;
   constexpr int kUnit = 32 * kLoad;  // places of a unit
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
-  const Tester<C> test(lo, hi);
   const uint32_t start = ptx::smem_address(lists.own);
   const uint32_t full = start + C::kList * kStep;
   uint32_t cursor = start;
