@@ -64,12 +64,11 @@ __device__ __forceinline__ uint32_t fast_row(const Args& a) {
   const Tester<C> test(b.lo, b.hi);
   const int entries = stream_filter<C>(row, slice, test, at.bitmap, candidates);
   candidates.set_bracket(test.low(), test.high());
-  // Found only now: registers are short while a slice streams.
-  Bracket b2;
-  b2.lo = test.low();
-  b2.hi = test.high();
-  b2.set_bins(s.bottom, s.top);
-  const float top = b2.bin_hi, scale = histogram_scale<C::kBins>(b2.bin_lo, top);
+  Bracket bins;  // found only now: registers are short while a slice streams
+  bins.lo = test.low();
+  bins.hi = test.high();
+  bins.set_bins(s.bottom, s.top);
+  const float top = bins.bin_hi, scale = histogram_scale<C::kBins>(bins.bin_lo, top);
   const Tally t = tally<C>(a, s, candidates, entries, top, scale, at.rank, at.bitmap, slice.last - slice.first);
   if (!t.holds()) return missed<C>(s, t, kRetry);
   count_path<C>(a, at.rank, kFast);

@@ -61,7 +61,7 @@ __device__ __forceinline__ uint32_t pass_step(const Args& args) {
   const Args& a = ptx::opaque(args);  // else the compiler keeps what all steps need in registers
   const Place<C> at(a);
   auto& s = at.s;
-  ptx::row_sync<C::kMulti>();  // what the step before left in shared memory was written, and read everywhere
+  ptx::row_sync<C::kMulti>();  // what the step before left was written, and read everywhere
   if (threadIdx.x == 0) s.spill_count = 0;
   for (int i = threadIdx.x; i < C::kBins; i += C::kThreads) s.hist[i] = 0;  // the pass before may have counted
   __syncthreads();
@@ -135,7 +135,7 @@ __device__ __forceinline__ uint32_t heavy_step(const Args& args) {
                                          reinterpret_cast<uint32_t*>(at.arena), at.s.heads, at.s.wa, at.s.wb);
   if (r.verdict != 0) {
     if (threadIdx.x == 0) at.s.miss = r.verdict > 0 ? kHeavyTooLow : kHeavyTooHigh;
-    return step(kSecond);
+    return step(at.s.path == kCounted ? kExactly : kSecond);  // no step leads back: every row ends
   }
   count_path<C>(a, at.rank, at.s.path == kCounted ? kCounted : kPlateau);
   finish_row<C>(a, at.index, row, slice, at.s, at.arena, at.bitmap, r.lower, 0, false);
