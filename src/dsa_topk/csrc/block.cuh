@@ -18,9 +18,6 @@ __device__ __forceinline__ uint32_t warp_inclusive_sum(uint32_t x, int lane) {
   return x;
 }
 
-template <int kBins>
-constexpr int kBinBits = 31 - __builtin_clz(static_cast<unsigned>(kBins));
-
 struct Found {
   int32_t bin;    // bin in which the rank falls, -1: the histogram holds fewer
   int32_t above;  // entries in the bins before it

@@ -64,7 +64,7 @@ struct alignas(16) FilterShared {
   uint64_t where;                      // kept here and not in registers, which are short while a slice streams
   float top, bottom;                   // ends of the sample
   int32_t rank_lo, rank_hi, rank_few;  // of the bracket in the sample (closer.cuh)
-  // What a step notes for the next one (passes.cuh).
+  // What a step notes for the next one (steps.cuh).
   Sight sight;
   float lo, hi;  // the bracket
   float bin_lo, bin_hi;
