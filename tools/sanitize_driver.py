@@ -34,8 +34,8 @@ FAMILIES = {"rows": "Row", "resident": "Held", "whole": "Whole", "clusters": "Cl
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FORMS = ("mixed", "ragged", "chunked")  # positions, ragged, paged
 WIDTH, K = 4500, 300
-# A row each; with the lengths below they take the paths of csrc/args.h: trivial, fast, plateau, exact. The second try
-# comes with a bracket of no width.
+# A row each; with the lengths below they take the paths of csrc/args.h: trivial, fast, plateau, exact, counted (nothing
+# but NaN). The second try comes with a bracket of no width.
 ROWS = ("normal", "normal", "plateau", "normal", "infinities", "all_nan", "fp16_bin")
 LENGTHS = (K - 1, WIDTH, WIDTH, 200, WIDTH, WIDTH, WIDTH)
 # Kinds of rows for racecheck, by the path they take: distribution, length, k, and whether the bracket has no width.

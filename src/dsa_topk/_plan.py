@@ -24,7 +24,7 @@ class Kernel:
 _TABLE = (
     Kernel("Row128", 128, 1024, 1280),
     Kernel("Row128Deep", 128, 2048, 1280),
-    Kernel("Row256", 256, 4096, 1700),
+    Kernel("Row256", 256, 4096, 1800),
     Kernel("Row512Deep", 512, 8192, 3400),
     Kernel("Cluster512", 512, 4096, 3400, several=True),
     Kernel("Held4K", 512, 0, 4096),

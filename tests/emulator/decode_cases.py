@@ -121,6 +121,30 @@ def one_slice(route: Route, seed: int = 0) -> Iterator[Case]:
     yield next(cases_of(route, f"sorted n={n}", scores[:1], 8192, seed))
 
 
+def wide_lists(route: Route, seed: int = 0) -> Iterator[Case]:
+    """A bracket so wide that a list overflows in a later batch, while without that batch the row would still have k
+    scores: only the overflow tells. And nearly all of a long row in the bracket: many times what a list holds."""
+    kernel, blocks = route
+    if kernel not in BATCH or blocks > 3:
+        return
+    generator = torch.Generator().manual_seed(seed)
+    n, k = 2 * BATCH[kernel] * blocks, 1000
+    row = torch.rand(n, generator=generator)
+    row[: n // blocks] = 1 - (1 - row[: n // blocks]) * (0.63 if blocks > 1 else 1.0)  # more of the best in block 0
+    listed = (
+        10_300 * blocks / 3 if blocks > 1 else 9800
+    )  # 5000 in block 0, which holds 4096; or in one, which holds 8192
+    samples = 4 * (1024 if kernel == "Whole1024" else 512)
+    share = k / n
+    margin = (listed / n - share) * samples / (samples * share * (1 - share)) ** 0.5
+    for case in cases_of(route, f"margin {margin:.0f} n={n}", row[None], k, seed):
+        case.margin = margin
+        yield case
+    n = 80_000
+    low = torch.rand(n, generator=generator) - 10.0 * sampled_columns(kernel, n)
+    yield next(cases_of(route, f"all listed n={n}", low[None], 2048, seed))
+
+
 def of_one_bin(route: Route, seed: int = 0) -> Iterator[Case]:
     """1 to 129 copies of the k-th score, of which the first, all but one or all are taken: the ranked list in every
     length, and one more than it holds."""
@@ -255,6 +279,7 @@ _GROUPS: tuple[Group, ...] = (
     several_batches,
     short_slices,
     one_slice,
+    wide_lists,
     of_one_bin,
     plateaus,
     misleading_maxima,

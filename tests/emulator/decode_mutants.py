@@ -319,12 +319,12 @@ DECODE = (
         hint="misleading_samples",
     ),
     Mutant(
-        "full lists not noticed",
+        "batches that do not fit dropped",
         "split.cuh",
-        "    over = __any_sync(ptx::kFullMask, count > static_cast<uint32_t>(a.region_cap) || count > C::kEntries);\n",
-        "    over = false;\n",
-        "a block of a cluster has more than its peers have room for",
-        hint="one_slice",
+        "run += total;",
+        "run += run + total <= C::kEntries ? total : 0u;",
+        "the truncating buffer of B01, B03 and B04",
+        hint="wide_lists",
     ),
     Mutant(
         "list sent that does not fit",
@@ -346,7 +346,7 @@ DECODE = (
         "if (run + total <= C::kEntries) {",
         "{",
         "more scores in the bracket than a list holds",
-        hint="one_slice",
+        hint="wide_lists",
     ),
     Mutant(
         "the other way taken while lists are under way",

@@ -28,7 +28,7 @@ _MAX_CHOSEN = 4096
 _override: _Arguments | None = None
 _counters: torch.Tensor | None = None
 
-PATHS = ("trivial", "fast", "second try", "plateau", "exact")
+PATHS = ("trivial", "fast", "second try", "plateau", "exact", "counted")
 """What `count_paths` counts: the paths of csrc/args.h."""
 
 

@@ -58,6 +58,6 @@ struct Args {
 
 constexpr int32_t kTickets = 64;  // words of a workspace before its regions: rows of a launch that uses one
 
-enum Path : int32_t { kTrivial = 0, kFast = 1, kSecondTry = 2, kPlateau = 3, kExact = 4, kPaths = 5 };
+enum Path : int32_t { kTrivial = 0, kFast = 1, kSecondTry = 2, kPlateau = 3, kExact = 4, kCounted = 5, kPaths = 6 };
 
 }  // namespace dsa

@@ -21,7 +21,7 @@ __device__ __forceinline__ float histogram_scale(float bottom, float top) {  // 
 }
 
 __device__ __forceinline__ uint64_t composite(const Entry& e, int32_t largest) {  // larger is better
-  return static_cast<uint64_t>(key_of(__uint_as_float(e.value))) << 32 | (largest ? e.tag : ~e.tag);
+  return static_cast<uint64_t>(key_of(__uint_as_float(e.value))) << 32 | (largest ? e.place : ~e.place);
 }
 
 template <class C>
@@ -51,9 +51,10 @@ struct Taker {
   uint32_t lower;
 
   __device__ __forceinline__ void operator()(const Entry& e) {
-    const int32_t word = static_cast<int32_t>(e.tag >> 5);
+    const uint32_t bit = bit_of<typename C::E>(e.place);
+    const int32_t word = static_cast<int32_t>(bit >> 5);
     if (!C::kMulti || (word >= first && word < last)) {
-      atomicOr(&bitmap[word - first], 1u << (e.tag & 31u));
+      atomicOr(&bitmap[word - first], 1u << (bit & 31u));
     } else if (word < first) {
       ++lower;
     }
@@ -82,8 +83,8 @@ __device__ __forceinline__ void take_ranked(const Args& a, const Candidates<C>& 
 #pragma unroll 1
     for (int i = 0; i < crossing.count; ++i) {
       const float y = __uint_as_float(s.ties[i].value);
-      const uint32_t tag = s.ties[i].tag;
-      better += y > x || (y == x && (a.largest ? tag > e.tag : tag < e.tag));
+      const uint32_t place = s.ties[i].place;
+      better += y > x || (y == x && (a.largest ? place > e.place : place < e.place));
     }
     if (better < need) take(e);
   }

@@ -4,6 +4,7 @@
 // [kSpill]; reused for the plateau bitmap and, at the end, for the warps' staged positions | bitmap.
 #pragma once
 #include "slice.cuh"
+#include "tester.cuh"
 
 namespace dsa {
 
@@ -22,16 +23,30 @@ struct FilterConfig {
   static constexpr int kListBytes = ((kList + kBatch) * kThreads + kSpill) * 8;
   static constexpr int kStageBytes = kWarps * 32 * 32 * 2;  // emit.cuh
   static constexpr int kArenaBytes = kListBytes > kStageBytes ? kListBytes : kStageBytes;
-  static_assert(kSamples % 4 == 0, "samples come in groups of four quarter rows");
+  static_assert(kSamples % 8 == 0, "samples come in groups of four quarter rows, two to a load");
   static_assert(kWarps <= 32, "per-warp counts are summed by one warp");
+};
+
+// Is the bracket as narrow as it should be? Too wide; or it reaches into the lowest samples, -inf or NaN.
+enum Sight : int32_t { kClear, kBlurred, kLowest };
+
+// Why a pass did not settle a row. A plateau pass has misses of its own.
+enum Miss : int32_t { kTooLow, kTooHigh, kFullList, kHeavyTooLow, kHeavyTooHigh };
+
+// A crossing bin with more entries than are ranked all against all.
+struct Crowd {
+  float top, scale;  // of the histogram
+  int32_t bin, need;
+  uint32_t lower;  // sure winners in the blocks before this one
 };
 
 constexpr int kTieCap = 128;  // entries of the crossing bin that are ranked all against all
 
-// A score inside the bracket.
+// A score inside the bracket. In the lists, an entry of a 16-bit type has both scores of a load, of which at least one
+// lies inside; its place is the first one's.
 struct alignas(8) Entry {
   uint32_t value;  // bits of the score as float32
-  uint32_t tag;    // bit index in the row's bitmap: position + shift
+  uint32_t place;  // position + shift (slice.cuh)
 };
 
 template <int kBins>
@@ -45,10 +60,28 @@ struct alignas(16) FilterShared {
   Found found[2];
   BlockCounts heads[kMaxCluster];
   unsigned long long mode;  // heaviest sampled value: count << 32 | key
+  uint32_t heavy;           // key of a heavy value beside which the bracket ends, or 0
   uint32_t tie_count, spill_count;
-  uint64_t where;     // kept here and not in registers, which are short while a slice streams
-  float top, bottom;  // ends of the sample
+  uint64_t where;                      // kept here and not in registers, which are short while a slice streams
+  float top, bottom;                   // ends of the sample
+  int32_t rank_lo, rank_hi, rank_few;  // of the bracket in the sample (closer.cuh)
+  // What a step notes for the next one (steps.cuh).
+  Sight sight;
+  float lo, hi;  // the bracket
+  float bin_lo, bin_hi;
+  Path path;    // of the row, should the next pass settle it
+  Miss miss;    // why it did not settle the row
+  float share;  // of a full list's candidates that are to be taken
+  Crowd crowd;
 };
+
+// Where a sample waits that must be looked at closer: the place of the lists, out of the way of what peers send.
+template <class C>
+__device__ __forceinline__ float* sample_place(const Args& a) {
+  static_assert(C::kThreads * C::kSamples * 4 <= C::kListBytes, "it fits there");
+  uint8_t* arena = ptx::dynamic_smem() + sizeof(FilterShared<C::kBins>);
+  return reinterpret_cast<float*>(arena + (C::kMulti ? a.cluster * a.region_cap * 8 : 0));
+}
 
 // The candidates of the row as this thread sees them: its own and the block's spill, or what all blocks of the row
 // sent.
@@ -59,6 +92,7 @@ struct Candidates {
   Entry* own;      // this thread's column of [kList + kBatch][kThreads]
   Entry* spill;    // [kSpill]
   int32_t blocks, cap;
+  float lo, hi;  // the bracket, for entries of two scores
 
   __device__ __forceinline__ Candidates(const Args& a, FilterShared<C::kBins>& shared, uint8_t* arena) : s(shared) {
     regions = reinterpret_cast<Entry*>(arena);
@@ -69,6 +103,11 @@ struct Candidates {
     spill = lists + (C::kList + C::kBatch) * C::kThreads;
   }
 
+  __device__ __forceinline__ void set_bracket(float low, float high) {
+    lo = low;
+    hi = high;
+  }
+
   // Visits every candidate of the row once over the block. `entries` = length of the thread's own list.
   template <class F>
   __device__ __forceinline__ void each(int entries, F&& f) const {
@@ -77,7 +116,7 @@ struct Candidates {
       for (int32_t r = 0; r < blocks; ++r) {
         const uint32_t n = s.heads[r].more;
 #pragma unroll 1
-        for (uint32_t i = threadIdx.x; i < n; i += C::kThreads) f(regions[r * cap + i]);
+        for (uint32_t i = threadIdx.x; i < n; i += C::kThreads) visit(regions[r * cap + i], f);
       }
     } else {
       each_own(entries, f);
@@ -89,14 +128,29 @@ struct Candidates {
   __device__ __forceinline__ void each_own(int entries, F&& f) const {
     const Entry* end = own + entries * C::kThreads;
 #pragma unroll 1
-    for (const Entry* e = own; e < end; e += C::kThreads) f(*e);
+    for (const Entry* e = own; e < end; e += C::kThreads) visit(*e, f);
   }
 
   template <class F>
   __device__ __forceinline__ void each_spilled(F&& f) const {
     const uint32_t n = s.spill_count;
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < n; i += C::kThreads) f(spill[i]);
+    for (uint32_t i = threadIdx.x; i < n; i += C::kThreads) visit(spill[i], f);
+  }
+
+  // The candidates of one entry.
+  template <class F>
+  __device__ __forceinline__ void visit(const Entry& e, F&& f) const {
+    using E = typename C::E;
+    if constexpr (E::kLoad == 1) {
+      f(e);
+    } else {
+#pragma unroll
+      for (uint32_t i = 0; i < 2; ++i) {
+        const float x = E::value(static_cast<typename E::Bits>(e.value >> 16 * i));
+        if (x >= lo && !(x > hi)) f(Entry{__float_as_uint(x), e.place + i});
+      }
+    }
   }
 };
 

@@ -2,8 +2,8 @@
 //
 // Four 8-bit digits from the top find the k-th largest key T and how many copies of T are needed. A counting pass gives
 // every warp the number of winners and ties before its segment; a last pass writes the winners in ascending position.
-// No buffer depends on the data: any width, any k, any number of ties. Six reads of the row: it stands behind the fast
-// path (filter.cuh) for rows whose values defeat the sample, and serves windows too short to sample. With kMulti the
+// No buffer depends on the data: any width, any k, any number of ties. Six reads of the row: it serves windows
+// too short to sample, and rows too wide for the bitmaps of the other passes. With kMulti the
 // blocks of a cluster share the row: histograms and counts are summed over distributed shared memory.
 #pragma once
 #include "block.cuh"
@@ -135,7 +135,8 @@ __device__ __forceinline__ void exact_row(const Args& a, const Row<E>& row, int6
     }
     ptx::cluster_arrive();  // peers may read this block's counts until they arrive too
   }
-  const Output<E> output(a, row, index);  // found only now: registers are short in the passes above
+  const Row<E> again(a, index);  // found only now: registers are short in the passes above
+  const Output<E> output(a, again, index);
   const uint32_t below = (1u << lane) - 1u;
 #pragma unroll 1
   for (uint32_t i0 = begin; i0 < end; i0 += 32) {

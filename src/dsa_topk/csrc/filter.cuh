@@ -13,7 +13,8 @@
 // (plateau.cuh).
 //
 // Thresholds need not be scores: whatever the bracket, the counts are exact, so a miss costs one more pass beside the
-// known side, and a second miss or a full list goes to exact.cuh. Nothing is ever truncated.
+// known side, and a second one a counting pass that closes in on the k-th key and a last pass (retry.cuh). Nothing is
+// ever truncated.
 //
 // A row is one block, or (kMulti) one cluster of a.cluster blocks, each owning a slice. Candidates and counts travel
 // once over distributed shared memory; every block then decides the same, redundantly.
@@ -26,71 +27,69 @@ namespace dsa {
 template <class E>
 __device__ __forceinline__ void prefetch_head(const Args& a, const Row<E>& row, const Slice& slice) {
   constexpr int32_t kSize = sizeof(typename E::Bits), kSixteen = 16 / kSize;
-  // Whole 16-byte units that lie inside the window: from the second word of the slice on.
-  const int32_t first = (slice.first + 1) * 32 - slice.shift, end = slice.last * 32 - slice.shift;
+  // Whole 16-byte units that lie inside the window: from the second unit of the slice on.
+  const int32_t first = (slice.first + E::kLoad) * 32 - slice.shift, end = slice.last * 32 - slice.shift;
   const int32_t count = ((end < row.n ? end : row.n) - first) & ~(kSixteen - 1);
   const int32_t bytes = count * kSize < a.prefetch ? count * kSize : a.prefetch;
   if (bytes > 0) ptx::prefetch_l2(row.window + first, static_cast<uint32_t>(bytes));
 }
 
+// The fast path of a row; returns the step that finishes it where this could not.
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) filter_kernel(const __grid_constant__ Args a) {
+__device__ __forceinline__ uint32_t fast_row(const Args& a) {
   using E = typename C::E;
   constexpr bool kMulti = C::kMulti;
-  auto& s = *reinterpret_cast<FilterShared<C::kBins>*>(ptx::dynamic_smem());
-  uint8_t* arena = ptx::dynamic_smem() + sizeof(s);
-  uint32_t* bitmap = reinterpret_cast<uint32_t*>(arena + a.arena_bytes);
-  const uint32_t rank = block_rank<C>();
-  const int32_t blocks = kMulti ? a.cluster : 1;
-
-  ptx::pdl_launch_dependents();
-  if (kMulti) ptx::cluster_arrive();  // waited for before the first access to a peer's memory
-  ptx::pdl_wait();
-  const int32_t index = row_index<C>(a);
-  Row<E> row(a, index);
+  const Place<C> at(a);
+  auto& s = at.s;
+  Row<E> row = at.row();
   if (row.n <= a.k) {
-    count_path<C>(a, rank, kTrivial);
-    Output<E>(a, row, index).put_all(static_cast<int32_t>(rank * C::kThreads + threadIdx.x), blocks * C::kThreads);
+    count_path<C>(a, at.rank, kTrivial);
+    Output<E>(a, row, at.index)
+        .put_all(static_cast<int32_t>(at.rank * C::kThreads + threadIdx.x), at.blocks * C::kThreads);
     if (kMulti) ptx::cluster_wait();
-    return;
+    return step(kDone);
   }
   // The same answer in every block of the row.
-  if (row.n < kMinSampled || row_words(row) > static_cast<int64_t>(a.bitmap_words) * blocks) {
+  if (row.n < kMinSampled || slice_words(row, at.blocks) > a.bitmap_words) {
     if (kMulti) ptx::cluster_wait();
-    exact_path<C>(a);
-    return;
+    return step(kExactly);
   }
-  const Slice slice = slice_of(row, blocks, rank);
+  const Slice slice = at.slice(row);
   if (threadIdx.x == 0) s.where = row.where;
   if (threadIdx.x == 0) prefetch_head(a, row, slice);
-  const Bracket b = sample_bracket<C>(a, row, slice.shift, s);
+  const Bracket b = sample_bracket<C>(a, row, slice.shift, s, sample_place<C>(a));
   if (kMulti) ptx::cluster_wait();
-  if (b.plateau) {
-    retry_row<C>(a, b.lo, b.hi, kHeavyValue, b.key, 0.0f);
-    return;
-  }
-  const Candidates<C> candidates(a, s, arena);
-  const int entries = stream_filter<C>(row, slice, b.lo, b.hi, bitmap, candidates);
-  const float scale = histogram_scale<C::kBins>(b.bin_lo, b.bin_hi);
-  const Tally t = tally<C>(a, s, candidates, entries, b.bin_hi, scale, rank, bitmap, slice.last - slice.first);
-  if (!t.holds()) {
-    const Miss miss = t.need < 0 ? kTooLow : t.need > static_cast<int32_t>(t.entries) ? kTooHigh : kFullList;
-    retry_row<C>(a, b.lo, b.hi, miss, 0u, __fdividef(static_cast<float>(t.need), static_cast<float>(t.entries)));
-    return;
-  }
-  count_path<C>(a, rank, kFast);
-  Taker<C> take{bitmap, slice.first, slice.last, 0};
+  if (b.sight != kClear) return step(kCloser);
+  Candidates<C> candidates(a, s, at.arena);
+  const Tester<C> test(b.lo, b.hi);
+  const int entries = stream_filter<C>(row, slice, test, at.bitmap, candidates);
+  candidates.set_bracket(test.low(), test.high());
+  Bracket bins;  // found only now: registers are short while a slice streams
+  bins.lo = test.low();
+  bins.hi = test.high();
+  bins.set_bins(s.bottom, s.top);
+  const float top = bins.bin_hi, scale = histogram_scale<C::kBins>(bins.bin_lo, top);
+  const Tally t = tally<C>(a, s, candidates, entries, top, scale, at.rank, at.bitmap, slice.last - slice.first);
+  if (!t.holds()) return missed<C>(s, t, kRetry);
+  count_path<C>(a, at.rank, kFast);
+  Taker<C> take{at.bitmap, slice.first, slice.last, 0};
   if (t.need > 0) {
-    const Found crossing = crossing_bin<C>(candidates, entries, b.bin_hi, scale, t.need);
-    const int32_t need = t.need - crossing.above;
-    if (crossing.count > kTieCap) {
-      crowded_row<C>(a, entries, b.bin_hi, scale, crossing.bin, need, t.lower);
-      return;
-    }
-    take_ranked<C>(a, candidates, entries, b.bin_hi, scale, crossing, need, take);
+    const Found crossing = crossing_bin<C>(candidates, entries, top, scale, t.need);
+    if (crossing.count > kTieCap) return crowded<C>(s, t, crossing, top, scale, entries);
+    take_ranked<C>(a, candidates, entries, top, scale, crossing, t.need - crossing.above, take);
   }
   row.where = s.where;
-  finish_row<C>(a, index, row, slice, s, arena, bitmap, t.lower, take.lower);
+  finish_row<C>(a, at.index, row, slice, s, at.arena, at.bitmap, t.lower, take.lower);
+  return step(kDone);
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) filter_kernel(const __grid_constant__ Args a) {
+  ptx::pdl_launch_dependents();
+  if (C::kMulti) ptx::cluster_arrive();  // waited for before the first access to a peer's memory
+  ptx::pdl_wait();
+  const uint32_t next = fast_row<C>(a);
+  if (next != step(kDone)) take_steps<C>(a, next);
 }
 
 }  // namespace dsa

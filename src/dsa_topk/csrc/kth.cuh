@@ -126,7 +126,7 @@ __device__ __forceinline__ void find_crossings(KthShared& s, const int32_t (&ran
 }
 
 __device__ __forceinline__ Threshold threshold_of(const KthShared& s) {
-  return Threshold{__uint_as_float(s.last.value), s.cut != 0, static_cast<int32_t>(s.last.tag)};
+  return Threshold{__uint_as_float(s.last.value), s.cut != 0, static_cast<int32_t>(s.last.place)};
 }
 
 // Finds the last of the best `need` among `count` listed scores, a warp a score and a lane each that it is compared
@@ -139,14 +139,14 @@ __device__ __forceinline__ void rank_members(KthShared& s, int32_t count, int32_
   for (int m = warp; m < count; m += C::kWarps) {
     const Entry e = s.members[m];
     const float score = __uint_as_float(e.value);
-    const uint32_t tag = e.tag ^ flip;
+    const uint32_t tag = e.place ^ flip;
     int32_t better = 0;
     uint32_t equal = 0;  // and worse by the tie order
 #pragma unroll 1
     for (int i = lane; i - lane < count; i += 32) {
       const Entry o = s.members[i];  // beyond the list lies what it held before, or nothing
       const float other = i < count ? __uint_as_float(o.value) : Float32::value(Float32::kNaN);
-      const uint32_t other_tag = o.tag ^ flip;
+      const uint32_t other_tag = o.place ^ flip;
       better += __popc(__ballot_sync(ptx::kFullMask, other > score || (other == score && other_tag < tag)));
       equal |= __ballot_sync(ptx::kFullMask, other == score && other_tag > tag);
     }

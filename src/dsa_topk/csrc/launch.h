@@ -76,10 +76,11 @@ struct Limits {  // of the device; what is here is an H200's
 // `smem_limit` bytes of shared memory.
 template <class C>
 inline LaunchShape filter_shape(Args& a, int32_t cluster, int32_t smem_limit) {
-  const int64_t words = (static_cast<int64_t>(a.width) + 62) / 32;  // any misalignment of the window's start
+  constexpr int64_t kUnit = 32 * C::E::kLoad;
+  const int64_t units = (static_cast<int64_t>(a.width) + 2 * kUnit - 2) / kUnit;  // whatever the window's start
   a.cluster = C::kMulti ? cluster : 1;
   a.region_cap = C::kMulti ? (cluster > 8 ? 1024 : 2048) : 0;
-  const int64_t slice = (words + a.cluster - 1) / a.cluster;
+  const int64_t slice = (units + a.cluster - 1) / a.cluster * C::E::kLoad;
   const int32_t arena = C::kArenaBytes + a.cluster * a.region_cap * 8;
   a.arena_bytes = (arena + 127) / 128 * 128;
   const int32_t fixed = static_cast<int32_t>(sizeof(FilterShared<C::kBins>)) + a.arena_bytes;

@@ -14,9 +14,9 @@ constexpr uint32_t kFullMask = 0xffffffffu;
 
 #ifndef DSA_EMULATE
 
-// The blocks an SM that the kernels ask for are tuned on sm_90; later targets use a few registers more and get one
+// The blocks an SM that the kernels ask for are tuned on sm_90; other targets use a few registers more and get one
 // block less, where the same bound would spill.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
 constexpr int kFewerBlocks = 1;
 #else
 constexpr int kFewerBlocks = 0;
@@ -250,6 +250,69 @@ __device__ __forceinline__ void copy_four(int32_t* to, const uint32_t* from) {
   *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
 }
 
+// The same for two 16-bit scores a lane, the lower half first: `even` and `odd` get the ballots of the lower and the
+// upper scores above hi. Where either lies in the bracket, both are appended as they came; whoever reads them tests
+// again.
+template <bool kBFloat, int kStride>
+__device__ __forceinline__ void filter_pair(uint32_t x, uint32_t lo, uint32_t hi, uint32_t tag, uint32_t& cursor,
+                                            uint32_t& even, uint32_t& odd) {
+#if __CUDA_ARCH__ >= 900
+#define DSA_FILTER_PAIR(TYPE)                                       \
+  asm volatile(                                                     \
+      "{\n .reg .pred p, q, r, t;\n"                                \
+      " setp.gt." TYPE                                              \
+      " p|q, %3, %5;\n"                                             \
+      " vote.sync.ballot.b32 %0, p, 0xffffffff;\n"                  \
+      " vote.sync.ballot.b32 %1, q, 0xffffffff;\n"                  \
+      " setp.ge." TYPE                                              \
+      " r|t, %3, %4;\n"                                             \
+      " xor.pred r, r, p;\n xor.pred t, t, q;\n or.pred r, r, t;\n" \
+      " @r st.shared.v2.b32 [%2], {%3, %6};\n"                      \
+      " @r add.u32 %2, %2, %7;\n}"                                  \
+      : "=r"(even), "=r"(odd), "+r"(cursor)                         \
+      : "r"(x), "r"(lo), "r"(hi), "r"(tag), "n"(kStride)            \
+      : "memory")
+  if (kBFloat) {
+    DSA_FILTER_PAIR("bf16x2");
+  } else {
+    DSA_FILTER_PAIR("f16x2");
+  }
+#undef DSA_FILTER_PAIR
+#else
+  const auto value = [](uint32_t h) { return kBFloat ? __uint_as_float(h << 16) : half_to_float(h & 0xffffu); };
+  const float x0 = value(x & 0xffffu), x1 = value(x >> 16), low = value(lo & 0xffffu), high = value(hi & 0xffffu);
+  even = __ballot_sync(kFullMask, x0 > high);
+  odd = __ballot_sync(kFullMask, x1 > high);
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.u32 p, %5, 0;\n"
+      " @p st.shared.v2.b32 [%0], {%1, %2};\n @p add.u32 %0, %0, %3;\n}"
+      : "+r"(cursor)
+      : "r"(x), "r"(tag), "n"(kStride), "n"(0),
+        "r"(static_cast<uint32_t>((x0 >= low && !(x0 > high)) || (x1 >= low && !(x1 > high))))
+      : "memory");
+#endif
+}
+
+// The nearest float16 that is not below (above) x.
+__device__ __forceinline__ uint32_t half_up(float x) {
+  uint16_t h;
+  asm("cvt.rp.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
+  return h;
+}
+__device__ __forceinline__ uint32_t half_down(float x) {
+  uint16_t h;
+  asm("cvt.rm.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
+  return h;
+}
+
+// The same pointer, of which the compiler knows nothing: what is read through it is not kept from one use to the next.
+template <class T>
+__device__ __forceinline__ const T& opaque(const T& x) {
+  const T* p = &x;
+  asm volatile("" : "+l"(p));
+  return *p;
+}
+
 // Asks for the next `bytes` (a multiple of 16) of global memory at `p` (16-byte aligned) to come to L2.
 __device__ __forceinline__ void prefetch_l2(const void* p, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
@@ -355,6 +418,43 @@ inline void copy_four(int32_t* to, const uint32_t* from) {
   if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % 16 != 0)
     cpu::fail("a store of four words is not aligned");
   for (int i = 0; i < 4; ++i) to[i] = static_cast<int32_t>(from[i]);
+}
+template <bool kBFloat, int kStride>
+inline void filter_pair(uint32_t x, uint32_t lo, uint32_t hi, uint32_t tag, uint32_t& cursor, uint32_t& even,
+                        uint32_t& odd) {
+  const auto value = [](uint32_t h) {
+    return kBFloat ? __uint_as_float((h & 0xffffu) << 16) : half_to_float(static_cast<uint16_t>(h));
+  };
+  const float x0 = value(x), x1 = value(x >> 16), low = value(lo), high = value(hi);
+  even = __ballot_sync(kFullMask, x0 > high);
+  odd = __ballot_sync(kFullMask, x1 > high);
+  if ((x0 >= low) != (x0 > high) || (x1 >= low) != (x1 > high)) {
+    uint32_t* slot = reinterpret_cast<uint32_t*>(dynamic_smem() + cursor);
+    slot[0] = x;
+    slot[1] = tag;
+    cursor += kStride;
+  }
+}
+// The largest float16 in magnitude that is not beyond x, and the next one where that is to be passed.
+inline uint32_t half_toward(float x, bool away) {
+  const uint32_t sign = x < 0.0f ? 0x8000u : 0u;
+  const float size = x < 0.0f ? -x : x;
+  uint32_t low = 0, high = 0x7c00u;
+  while (low < high) {
+    const uint32_t middle = (low + high + 1) / 2;
+    if (half_to_float(static_cast<uint16_t>(middle)) <= size) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return sign | (away && half_to_float(static_cast<uint16_t>(low)) < size ? low + 1 : low);
+}
+inline uint32_t half_up(float x) { return half_toward(x, x > 0.0f); }
+inline uint32_t half_down(float x) { return half_toward(x, x < 0.0f); }
+template <class T>
+inline const T& opaque(const T& x) {
+  return x;
 }
 inline void prefetch_l2(const void*, uint32_t) {}
 

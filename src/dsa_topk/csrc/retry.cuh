@@ -1,65 +1,22 @@
-// What happens to the rare rows: plateaus, missed brackets, full lists, crowded bins. Each function here finishes the
-// row.
+// The steps of the rare rows: blurred samples, plateaus, missed brackets, full lists, crowded bins.
 //
-// They are out of line and never return to work in progress, so that the fast path keeps no registers for them.
+//   kCloser   looks at the sample closer
+//   kPass     a filtered pass of the bracket
+//   kChoose   the choice among the candidates of such a pass
+//   kRetry    after the first pass: on to kHeavy where the bracket ended beside a heavy value, else to kSecond
+//   kHeavy    a plateau pass of the heavy value
+//   kSecond   a bracket beside the last one, or inside it
+//   kSettle   counting passes that close in on the k-th key
+//   kCrowd    choice by radix among the candidates of a pass
+//   kExactly  the path that needs no room at all
 #pragma once
-#include "emit.cuh"
+#include "closer.cuh"
+#include "count.cuh"
 #include "exact.cuh"
 #include "plateau.cuh"
-#include "sample.cuh"
-#include "tally.cuh"
+#include "steps.cuh"
 
 namespace dsa {
-
-template <class C>
-__device__ __forceinline__ uint32_t block_rank() {
-  return C::kMulti ? ptx::cluster_rank() : 0u;
-}
-
-// Causal prefill has its longest rows last: they go first.
-template <class C>
-__device__ __forceinline__ int32_t row_index(const Args& a) {
-  return C::kMulti || C::kSpread ? static_cast<int32_t>(blockIdx.x / static_cast<uint32_t>(a.cluster))
-                                 : a.rows - 1 - static_cast<int32_t>(blockIdx.x);
-}
-
-template <class C>
-__device__ __forceinline__ void count_path(const Args& a, uint32_t rank, Path p) {
-  if (a.counters && rank == 0 && threadIdx.x == 0) atomicAdd(a.counters + p, 1u);
-}
-
-// All bits are set (a barrier is still due): adds up what this row's earlier blocks chose among the candidates, and
-// emits.
-template <class C>
-__device__ __forceinline__ void finish_row(const Args& a, int64_t index, const Row<typename C::E>& row,
-                                           const Slice& slice, FilterShared<C::kBins>& s, uint8_t* arena,
-                                           uint32_t* bitmap, uint32_t lower, uint32_t chosen_lower) {
-  if (C::kMulti) {
-    chosen_lower = __reduce_add_sync(ptx::kFullMask, chosen_lower);
-    if ((threadIdx.x & 31) == 0) s.wb[threadIdx.x >> 5] = chosen_lower;
-  }
-  __syncthreads();
-  if (C::kMulti) lower += warp_sum_first(s.wb, C::kWarps, threadIdx.x & 31);
-  emit_bitmap<C::kThreads>(Output<typename C::E>(a, row, index), slice, bitmap, reinterpret_cast<uint16_t*>(arena),
-                           s.wc, static_cast<int32_t>(lower));
-}
-
-// Finishes a row whose crossing bin is crowded.
-template <class C>
-__device__ __noinline__ void crowded_row(const Args& a, int entries, float top, float scale, int32_t bin, int32_t need,
-                                         uint32_t lower) {
-  const uint32_t rank = block_rank<C>();
-  const int32_t index = row_index<C>(a);
-  auto& s = *reinterpret_cast<FilterShared<C::kBins>*>(ptx::dynamic_smem());
-  uint8_t* arena = ptx::dynamic_smem() + sizeof(s);
-  uint32_t* bitmap = reinterpret_cast<uint32_t*>(arena + a.arena_bytes);
-  const Row<typename C::E> row(a, index);
-  const Slice slice = slice_of(row, C::kMulti ? a.cluster : 1, rank);
-  const Candidates<C> candidates(a, s, arena);
-  Taker<C> take{bitmap, slice.first, slice.last, 0};
-  take_crowded<C>(a, candidates, entries, top, scale, bin, need, take);
-  finish_row<C>(a, index, row, slice, s, arena, bitmap, lower, take.lower);
-}
 
 // Moves the bracket to the side where the k-th score must be, above `key` or below it: what is left of it on that side,
 // else as much again (a miss is a near miss). False: no floats are left there.
@@ -67,11 +24,11 @@ __device__ __forceinline__ bool move_bracket(Bracket& b, float bottom, float top
   const float width = (b.hi < kHuge ? b.hi : top) - (b.lo > -kHuge ? b.lo : bottom);
   if (above) {
     if (key >= kKeyPlusInf) return false;
-    b.lo = float_of(key + 1u);
+    b.lo = float_of(key_above(key));
     if (!(b.hi > b.lo)) b.hi = b.lo + width > b.lo ? b.lo + width : INFINITY;
   } else {
     if (key <= kKeyMinusInf) return false;
-    b.hi = float_of(key == 0x80000000u ? 0x7ffffffeu : key - 1u);  // below +0 comes the first negative number, not -0
+    b.hi = float_of(key_below(key));
     if (!(b.lo < b.hi)) b.lo = b.hi - width < b.hi ? b.hi - width : -INFINITY;
   }
   b.set_bins(bottom, top);
@@ -87,82 +44,197 @@ __device__ __forceinline__ void narrow_bracket(Bracket& b, float bottom, float t
   b.set_bins(bottom, top);
 }
 
-// Finishes a row by the path that is right for every row.
 template <class C>
-__device__ __noinline__ void exact_path(const Args& a) {
-  const uint32_t rank = block_rank<C>();
-  const int32_t index = row_index<C>(a);
-  count_path<C>(a, rank, kExact);
-  const Row<typename C::E> row(a, index);
-  uint8_t* arena = ptx::dynamic_smem() + sizeof(FilterShared<C::kBins>);
-  static_assert(sizeof(ExactShared) <= C::kListBytes, "it takes the place of the lists");
-  exact_row<typename C::E, C::kThreads, C::kMulti>(a, row, index, *reinterpret_cast<ExactShared*>(arena), rank);
+__device__ __forceinline__ uint32_t closer_step(const Args& args) {
+  const Args& a = ptx::opaque(args);  // else the compiler keeps what all steps need in registers
+  const Place<C> at(a);
+  Bracket b;
+  const SampleRanks rank(C::kThreads * C::kSamples, a.k, at.row().n, a.margin);
+  const bool plateau = look_closer<C>(b, rank, sample_place<C>(a), at.s);
+  const uint32_t next = ask_pass(at.s, b, kFast);
+  return plateau ? step(kHeavy) : next;
 }
 
-enum Miss : int32_t { kTooLow, kTooHigh, kFullList, kHeavyValue };  // why the first pass did not settle the row
-
-// Finishes a row whose bracket [lo, hi] lay too low or too high, by one more filtered pass beside it; or whose sample
-// shows a heavy value `key`, by a plateau pass and if need be a filtered pass beside it; or else exactly. `share` of
-// the candidates of a full list are to be taken.
+// One filtered pass of the bracket: finishes the row where it holds, else names the step that does.
 template <class C>
-__device__ __noinline__ void retry_row(const Args& a, float lo, float hi, Miss miss, uint32_t key, float share) {
-  const uint32_t rank = block_rank<C>();
-  const int32_t index = row_index<C>(a);
-  using E = typename C::E;
-  auto& s = *reinterpret_cast<FilterShared<C::kBins>*>(ptx::dynamic_smem());
-  uint8_t* arena = ptx::dynamic_smem() + sizeof(s);
-  uint32_t* bitmap = reinterpret_cast<uint32_t*>(arena + a.arena_bytes);
-  const Row<E> row(a, index);
-  const Slice slice = slice_of(row, C::kMulti ? a.cluster : 1, rank);
-  const Candidates<C> candidates(a, s, arena);
-  __syncthreads();  // what thread 0 noted of the sample is read below, and not every way here has met a barrier since
+__device__ __forceinline__ uint32_t pass_step(const Args& args) {
+  const Args& a = ptx::opaque(args);  // else the compiler keeps what all steps need in registers
+  const Place<C> at(a);
+  auto& s = at.s;
+  ptx::row_sync<C::kMulti>();  // what the step before left was written, and read everywhere
+  if (threadIdx.x == 0) s.spill_count = 0;
+  for (int i = threadIdx.x; i < C::kBins; i += C::kThreads) s.hist[i] = 0;  // the pass before may have counted
+  __syncthreads();
+  Candidates<C> candidates(a, s, at.arena);
+  const auto row = at.row();
+  const Slice slice = at.slice(row);
+  const Tester<C> test(s.lo, s.hi);
+  const int entries = stream_filter<C, 4>(row, slice, test, at.bitmap, candidates);
+  candidates.set_bracket(test.low(), test.high());
+  const float top = s.bin_hi, scale = histogram_scale<C::kBins>(s.bin_lo, top);
+  const Tally t = tally<C>(a, s, candidates, entries, top, scale, at.rank, at.bitmap, slice.last - slice.first);
+  const Path path = s.path;
+  if (!t.holds()) return missed<C>(s, t, path == kFast ? kRetry : path == kSecondTry ? kSettle : kExactly);
+  count_path<C>(a, at.rank, path);
+  if (threadIdx.x == 0) s.crowd = Crowd{top, scale, 0, t.need, t.lower};
+  return step(kChoose, entries);
+}
+
+// The choice among the candidates of a pass that holds; it finds again what it needs, since registers are short.
+template <class C>
+__device__ __forceinline__ uint32_t choose_step(const Args& args, int entries) {
+  const Args& a = ptx::opaque(args);
+  const Place<C> at(a);
+  auto& s = at.s;
+  __syncthreads();  // the step before noted what is read here
+  const Crowd& c = s.crowd;
+  const float top = c.top, scale = c.scale;
+  const int32_t need = c.need;
+  Candidates<C> candidates(a, s, at.arena);
+  const Tester<C> test(s.lo, s.hi);
+  candidates.set_bracket(test.low(), test.high());
+  Found crossing{0, 0, 0, 0};
+  if (need > 0) crossing = crossing_bin<C>(candidates, entries, top, scale, need);
+  if (crossing.count > kTieCap) {
+    if (threadIdx.x == 0) {
+      s.crowd.bin = crossing.bin;
+      s.crowd.need = need - crossing.above;
+    }
+    return step(kCrowd, entries);
+  }
+  const auto row = at.row();
+  const Slice slice = at.slice(row);
+  Taker<C> take{at.bitmap, slice.first, slice.last, 0};
+  if (need > 0) take_ranked<C>(a, candidates, entries, top, scale, crossing, need - crossing.above, take);
+  finish_row<C>(a, at.index, row, slice, s, at.arena, at.bitmap, c.lower, take.lower);
+  return step(kDone);
+}
+
+template <class C>
+__device__ __forceinline__ uint32_t retry_step(const Args& args) {
+  const Args& a = ptx::opaque(args);  // else the compiler keeps what all steps need in registers
+  const Place<C> at(a);
+  __syncthreads();  // the step before noted what is read here
+  const uint32_t heavy = at.s.heavy;
+  const Miss miss = at.s.miss;
+  const bool beside = heavy != 0 && ((miss == kTooHigh && key_of(at.s.lo) == key_above(heavy)) ||
+                                     (miss == kTooLow && key_of(at.s.hi) == key_below(heavy)));
+  return step(beside ? kHeavy : kSecond);
+}
+
+template <class C>
+__device__ __forceinline__ uint32_t heavy_step(const Args& args) {
+  const Args& a = ptx::opaque(args);  // else the compiler keeps what all steps need in registers
+  const Place<C> at(a);
+  const auto row = at.row();
+  ptx::row_sync<C::kMulti>();  // what the step before left in shared memory was written, and read everywhere
+  // The equal bits take the place of the lists: the same answer in every block.
+  if (slice_words(row, at.blocks) * 4 > a.arena_bytes) return step(kExactly);
+  const Slice slice = at.slice(row);
+  const PlateauResult r = plateau_row<C>(a, row, slice, at.s.heavy, at.rank, at.bitmap,
+                                         reinterpret_cast<uint32_t*>(at.arena), at.s.heads, at.s.wa, at.s.wb);
+  if (r.verdict != 0) {
+    if (threadIdx.x == 0) at.s.miss = r.verdict > 0 ? kHeavyTooLow : kHeavyTooHigh;
+    return step(at.s.path == kCounted ? kExactly : kSecond);  // no step leads back: every row ends
+  }
+  count_path<C>(a, at.rank, at.s.path == kCounted ? kCounted : kPlateau);
+  finish_row<C>(a, at.index, row, slice, at.s, at.arena, at.bitmap, r.lower, 0, false);
+  return step(kDone);
+}
+
+template <class C>
+__device__ __forceinline__ uint32_t second_step(const Args& args) {
+  const Args& a = ptx::opaque(args);  // else the compiler keeps what all steps need in registers
+  const Place<C> at(a);
+  const auto& s = at.s;
+  __syncthreads();  // the step before noted what is read here
+  const Miss miss = s.miss;
   Bracket b;
-  b.lo = lo;
-  b.hi = hi;
-  bool possible;
-  if (miss == kHeavyValue) {
-    const PlateauResult r =
-        plateau_row<C>(a, row, slice, key, rank, bitmap, reinterpret_cast<uint32_t*>(arena), s.heads, s.wa, s.wb);
-    if (r.verdict == 0) {
-      count_path<C>(a, rank, kPlateau);
-      finish_row<C>(a, index, row, slice, s, arena, bitmap, r.lower, 0);
-      return;
-    }
-    possible = move_bracket(b, s.bottom, s.top, key, r.verdict > 0);
+  b.lo = s.lo;
+  b.hi = s.hi;
+  b.set_bins(s.bottom, s.top);
+  if (miss == kFullList) {
+    narrow_bracket(b, s.bottom, s.top, s.share);
   } else {
-    b.set_bins(s.bottom, s.top);
-    possible = true;
-    if (miss == kFullList) {
-      narrow_bracket(b, s.bottom, s.top, share);
-    } else {
-      possible = move_bracket(b, s.bottom, s.top, key_of(miss == kTooLow ? hi : lo), miss == kTooLow);
+    const uint32_t side = miss == kTooLow ? key_of(b.hi) : miss == kTooHigh ? key_of(b.lo) : s.heavy;
+    if (!move_bracket(b, s.bottom, s.top, side, miss == kTooLow || miss == kHeavyTooLow)) return step(kSettle);
+  }
+  __syncthreads();  // everyone has read what is noted anew
+  return ask_pass(at.s, b, kSecondTry);
+}
+
+// Closes in on the k-th key until it is known, or so few scores are left that they fit the spill list whoever finds
+// them: the pass that follows holds.
+template <class C>
+__device__ __forceinline__ uint32_t settle_step(const Args& args) {
+  const Args& a = ptx::opaque(args);  // else the compiler keeps what all steps need in registers
+  const Place<C> at(a);
+  auto& counts = *reinterpret_cast<KeyCounts*>(at.arena);
+  static_assert(sizeof(KeyCounts) <= C::kListBytes, "it takes the place of the lists");
+  __syncthreads();  // the step before noted the bracket, which is a first guess
+  uint32_t low = clamp_key(key_of(at.s.lo)), high = clamp_key(key_of(at.s.hi));
+  bool done;
+  do {
+    const auto row = at.row();  // found anew: registers are short
+    done = count_keys<C>(a, row, at.slice(row), low, high, counts, at.s.wa, at.s.found);
+  } while (!done);
+  if (low == high) return ask_plateau(at.s, low, kCounted);
+  Bracket b;
+  b.lo = float_of(low);
+  b.hi = float_of(high == 0x7fffffffu ? 0x7ffffffeu : high);  // no score has the key of -0
+  b.set_bins(b.lo, b.hi);
+  return ask_pass(at.s, b, kCounted);
+}
+
+template <class C>
+__device__ __forceinline__ uint32_t crowd_step(const Args& args, int entries) {
+  const Args& a = ptx::opaque(args);  // else the compiler keeps what all steps need in registers
+  const Place<C> at(a);
+  __syncthreads();  // the step before noted what is read here
+  const Crowd& c = at.s.crowd;
+  uint32_t lower;
+  {
+    const auto row = at.row();
+    const Slice slice = at.slice(row);
+    Candidates<C> candidates(a, at.s, at.arena);
+    candidates.set_bracket(at.s.lo, at.s.hi);
+    Taker<C> take{at.bitmap, slice.first, slice.last, 0};
+    take_crowded<C>(a, candidates, entries, c.top, c.scale, c.bin, c.need, take);
+    lower = take.lower;
+  }
+  const auto row = at.row();  // not kept: registers are short
+  finish_row<C>(a, at.index, row, at.slice(row), at.s, at.arena, at.bitmap, c.lower, lower);
+  return step(kDone);
+}
+
+template <class C>
+__device__ __forceinline__ uint32_t exact_step(const Args& args) {
+  const Args& a = ptx::opaque(args);  // else the compiler keeps what all steps need in registers
+  const Place<C> at(a);
+  count_path<C>(a, at.rank, kExact);
+  static_assert(sizeof(ExactShared) <= C::kListBytes, "it takes the place of the lists");
+  exact_row<typename C::E, C::kThreads, C::kMulti>(a, at.row(), at.index, *reinterpret_cast<ExactShared*>(at.arena),
+                                                   at.rank);
+  return step(kDone);
+}
+
+// Takes a row's steps from `next` on until it is done.
+template <class C>
+__device__ __forceinline__ void take_steps(const Args& a, uint32_t next) {
+#pragma unroll 1
+  while (next != step(kDone)) {
+    switch (static_cast<Step>(next & 15u)) {
+      case kCloser: next = closer_step<C>(a); break;
+      case kPass: next = pass_step<C>(a); break;
+      case kChoose: next = choose_step<C>(a, static_cast<int>(next >> 4)); break;
+      case kRetry: next = retry_step<C>(a); break;
+      case kHeavy: next = heavy_step<C>(a); break;
+      case kSecond: next = second_step<C>(a); break;
+      case kSettle: next = settle_step<C>(a); break;
+      case kCrowd: next = crowd_step<C>(a, static_cast<int>(next >> 4)); break;
+      default: next = exact_step<C>(a); break;
     }
   }
-  ptx::row_sync<C::kMulti>();  // the counts of the pass before were read everywhere
-  if (possible) {
-    if (threadIdx.x == 0) s.spill_count = 0;
-    for (int i = threadIdx.x; i < C::kBins; i += C::kThreads) s.hist[i] = 0;  // the first pass may have counted
-    __syncthreads();
-    const int entries = stream_filter<C, 4>(row, slice, b.lo, b.hi, bitmap, candidates);
-    const float scale = histogram_scale<C::kBins>(b.bin_lo, b.bin_hi);
-    const Tally t = tally<C>(a, s, candidates, entries, b.bin_hi, scale, rank, bitmap, slice.last - slice.first);
-    if (t.holds()) {
-      count_path<C>(a, rank, kSecondTry);
-      Taker<C> take{bitmap, slice.first, slice.last, 0};
-      if (t.need > 0) {
-        const Found crossing = crossing_bin<C>(candidates, entries, b.bin_hi, scale, t.need);
-        if (crossing.count <= kTieCap) {
-          take_ranked<C>(a, candidates, entries, b.bin_hi, scale, crossing, t.need - crossing.above, take);
-        } else {
-          take_crowded<C>(a, candidates, entries, b.bin_hi, scale, crossing.bin, t.need - crossing.above, take);
-        }
-      }
-      finish_row<C>(a, index, row, slice, s, arena, bitmap, t.lower, take.lower);
-      return;
-    }
-    ptx::row_sync<C::kMulti>();
-  }
-  exact_path<C>(a);
 }
 
 }  // namespace dsa

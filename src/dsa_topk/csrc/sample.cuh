@@ -10,8 +10,7 @@ constexpr int32_t kMinSampled = 256;  // shorter windows go to the exact path
 struct Bracket {
   float lo, hi;          // candidates: lo <= x <= hi
   float bin_lo, bin_hi;  // the same, finite: ends of the candidates' histogram
-  bool plateau;          // one heavy value holds the k-th place
-  uint32_t key;          // it
+  Sight sight;
 
   __device__ __forceinline__ void set_bins(float bottom, float top) {  // ends of the sample
     bin_hi = hi < kHuge ? hi : top;
@@ -24,37 +23,63 @@ __device__ __forceinline__ float clip(float x) {
   return fminf(fmaxf(x, -kHuge), kHuge);  // fmaxf(NaN, y) is y
 }
 
-// Position of the first of 16 neighbouring samples: piece `g` of `kPieces` in [0, span), jittered, 64-byte aligned
-// where the scores are (scattered 4-byte reads would fetch a whole DRAM atom each).
-template <int kPieces>
+// Position of the first of kPiece neighbouring samples, 64 bytes of scores: piece `g` of `kPieces` in [0, span),
+// jittered, on a 64-byte boundary (scattered 4-byte reads would fetch a whole DRAM atom each).
+template <int kPieces, int kPiece>
 __device__ __forceinline__ int32_t piece_start(uint32_t g, int32_t span, int32_t shift) {
   uint32_t h = g * 0x9E3779B1u;
   h = (h ^ (h >> 15)) * 0x85EBCA6Bu;
   const uint32_t fraction = g * (0xffffffffu / kPieces) + h / kPieces;
-  const int32_t p = static_cast<int32_t>(__umulhi(fraction, static_cast<uint32_t>(span - 15)));
-  const int32_t aligned = ((p + shift) & ~15) - shift;
-  return aligned < 0 ? 0 : aligned;
+  const int32_t p = static_cast<int32_t>(__umulhi(fraction, static_cast<uint32_t>(span - kPiece + 1)));
+  const int32_t aligned = ((p + shift) & ~(kPiece - 1)) - shift;
+  return aligned < 0 ? aligned + kPiece : aligned;
 }
 
+// Ranks in a sample of `samples` scores: where the row's k-th is expected, and the bracket's ends, `margin` standard
+// deviations beside it.
+struct SampleRanks {
+  int32_t middle, lo, hi;
+
+  __device__ __forceinline__ SampleRanks(int32_t samples, int32_t k, int32_t n, float margin) {
+    const float share = __fdividef(static_cast<float>(k), static_cast<float>(n));
+    const float rank = share * static_cast<float>(samples), sigma = ptx::sqrt_approx(rank * (1.0f - share));
+    middle = static_cast<int32_t>(rank);
+    lo = static_cast<int32_t>(rank + margin * sigma + 2.0f);
+    hi = static_cast<int32_t>(rank - margin * sigma - 2.0f);
+  }
+
+  // As many samples as may lie inside the bracket if nothing is wrong with it.
+  __device__ __forceinline__ int32_t most() const { return 2 * (lo - hi) + 8; }
+  // Hardly more than the ranks ask for.
+  __device__ __forceinline__ int32_t few() const { return lo - hi + (lo - hi) / 4; }
+};
+
+// The bracket that the sample shows. Where it must be looked at closer, the sample goes to `kept`.
 template <class C>
 __device__ __forceinline__ Bracket sample_bracket(const Args& a, const Row<typename C::E>& row, int32_t shift,
-                                                  FilterShared<C::kBins>& s) {
+                                                  FilterShared<C::kBins>& s, float* kept) {
   constexpr int kThreads = C::kThreads, kBins = C::kBins, kN = C::kSamples;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
   float v[kN];
-  // Samples: kN / 4 pieces a half warp in the first quarter of the row, and the same places in the other quarters.
-  const int32_t quarter = (row.n >> 2) & ~15;
-  constexpr int kPieces = kThreads * kN / 64;
+  // Samples: a half warp loads pieces from the first quarter of the row, and the same places of the other quarters.
+  using E = typename C::E;
+  constexpr int kLoad = E::kLoad, kPiece = 16 * kLoad, kPieces = kThreads * kN / (4 * kPiece);
+  const int32_t quarter = (row.n >> 2) & ~(kPiece - 1);
 #pragma unroll
-  for (int i = 0; i < kN; i += 4) {
-    const int32_t p =
-        piece_start<kPieces>(static_cast<uint32_t>((i / 4 * kThreads + tid) >> 4), quarter, shift) + (tid & 15);
+  for (int i = 0; i < kN; i += 4 * kLoad) {
+    const auto g = static_cast<uint32_t>((i / (4 * kLoad) * kThreads + tid) >> 4);
+    const int32_t p = piece_start<kPieces, kPiece>(g, quarter, shift) + (tid & 15) * kLoad;
 #pragma unroll
-    for (int q = 0; q < 4; ++q) v[i + q] = C::E::value(ptx::ld_stream(row.window + p + q * quarter));
+    for (int q = 0; q < 4; ++q) {
+      const uint32_t x = ptx::ld_stream(reinterpret_cast<const uint32_t*>(row.window + p + q * quarter));
+#pragma unroll
+      for (int h = 0; h < kLoad; ++h) v[i + q * kLoad + h] = E::value(static_cast<typename E::Bits>(x >> 16 * h));
+    }
   }
   for (int i = tid; i < kBins; i += kThreads) s.hist[i] = 0;
   if (tid == 0) {
     s.mode = 0;
+    s.heavy = 0;
     s.tie_count = 0;
     s.spill_count = 0;
   }
@@ -74,77 +99,43 @@ __device__ __forceinline__ Bracket sample_bracket(const Args& a, const Row<typen
   __syncthreads();
   top = float_of(__reduce_max_sync(ptx::kFullMask, lane < C::kWarps ? s.wb[lane] : 0u));
   bottom = float_of(__reduce_min_sync(ptx::kFullMask, lane < C::kWarps ? s.wc[lane] : 0xffffffffu));
-  const float sample_top = top, sample_bottom = bottom;
   if (tid == 0) {
     s.top = top;
     s.bottom = bottom;
   }
 
-  // Ranks of the bracket's ends: mean -/+ margin standard deviations of the k-th score's rank in the sample.
-  const float total = static_cast<float>(kThreads * kN),
-              share = __fdividef(static_cast<float>(a.k), static_cast<float>(row.n));
-  const float rank = share * total, sigma = ptx::sqrt_approx(rank * (1.0f - share));
-  const int32_t rank_lo = static_cast<int32_t>(rank + a.margin * sigma + 2.0f),
-                rank_hi = static_cast<int32_t>(rank - a.margin * sigma - 2.0f);
-
+  constexpr int32_t kTotal = kThreads * kN;
+  const SampleRanks rank(kTotal, a.k, row.n, a.margin);
   Bracket b;
-  b.plateau = false;
-  b.key = 0;
-  int32_t above = 0;  // samples above `top`
-#pragma unroll 1
-  for (int round = 0;; ++round) {
-    const float width = (top - bottom) * (1.0f / kBins);
-    if (!(width > 0.0f)) {
-      b.lo = b.hi = bottom;
-      b.plateau = true;
-      if (top < bottom) b.key = kKeyMinusInf;  // nothing but the lowest
-      break;
-    }
+  b.sight = top < bottom ? kLowest : kBlurred;  // nothing but the lowest, or one value, or:
+  b.lo = b.hi = bottom;
+  const float width = (top - bottom) * (1.0f / kBins);
+  if (width > 0.0f) {
     const float scale = __fdividef(static_cast<float>(kBins), top - bottom);
 #pragma unroll
     for (int i = 0; i < kN; ++i) {
-      if (v[i] >= bottom && v[i] <= top) atomicAdd(&s.hist[bin_of<kBins>(v[i], top, scale)], 1u);
+      if (v[i] >= bottom) atomicAdd(&s.hist[bin_of<kBins>(v[i], top, scale)], 1u);
     }
     __syncthreads();
-    const int32_t ranks[2] = {rank_lo - above, rank_hi - above};
+    const int32_t ranks[2] = {rank.lo, rank.hi};
     find_ranks<kThreads, kBins, 2>(s.hist, s.wa, s.found, ranks);
     const Found lo = s.found[0], hi = s.found[1];
     b.lo = lo.bin < 0 ? -INFINITY : top - static_cast<float>(lo.bin + 1) * width;
-    b.hi = hi.bin < 0 ? (round ? top : INFINITY) : top - static_cast<float>(hi.bin) * width;
-    const int32_t inside = (lo.bin < 0 ? kThreads * kN - above : lo.above + lo.count) - (hi.bin < 0 ? 0 : hi.above);
-    // Far more samples inside than the two ranks explain: outliers stretched the bins, or one value is heavy. Look
-    // closer.
-    if (lo.bin < 0 && rank_lo <= kThreads * kN) {  // the bracket reaches into the clipped lowest: masks of -inf
-      b.plateau = true;
-      b.key = kKeyMinusInf;
-      break;
-    }
-    if (lo.bin < 0 || inside <= 2 * (rank_lo - rank_hi) + 8) break;
-    if (round == 3) {
-      b.plateau = true;
-      break;
-    }
-    if (hi.bin >= 0) above += hi.above;
-    if (hi.bin >= 0) top = top - static_cast<float>(hi.bin) * width;
-    bottom = b.lo > bottom ? b.lo : bottom;
-    __syncthreads();  // everyone has read s.found
+    b.hi = hi.bin < 0 ? INFINITY : top - static_cast<float>(hi.bin) * width;
+    const int32_t inside = lo.above + lo.count - (hi.bin < 0 ? 0 : hi.above);
+    // Far more samples inside than the two ranks explain: outliers stretched the bins, or one value is heavy. Or the
+    // bracket reaches into the clipped lowest: masks of -inf.
+    b.sight = lo.bin >= 0 ? (inside > rank.most() ? kBlurred : kClear) : rank.lo <= kTotal ? kLowest : kClear;
   }
-  b.set_bins(sample_bottom, sample_top);
-  if (b.plateau && b.key == 0u) {  // the heaviest value of the bracket, over all warps
+  b.set_bins(bottom, top);
+  if (tid == 0) {
+    s.sight = b.sight;
+    s.lo = b.lo;
+    s.hi = b.hi;
+  }
+  if (b.sight != kClear) {
 #pragma unroll
-    for (int i = 0; i < kN; i += 4) {
-      const bool in = v[i] >= b.lo && v[i] <= b.hi;
-      const uint32_t key = in ? key_of(v[i]) : 0u;
-      const uint32_t alike = __popc(__match_any_sync(ptx::kFullMask, key));  // by every lane: never inside a branch
-      const uint32_t count = in ? alike : 0u;
-      const uint32_t most = __reduce_max_sync(ptx::kFullMask, count << 5 | lane);
-      if (lane == static_cast<int>(most & 31u) && count)
-        atomicMax(&s.mode, static_cast<unsigned long long>(count) << 32 | key);
-    }
-    __syncthreads();
-    const float heavy = float_of(static_cast<uint32_t>(s.mode));
-    // Undo the clipping: the ends stand for the infinities (should it be NaN, the plateau pass will say so).
-    b.key = s.mode == 0 ? kKeyMinusInf : heavy >= kHuge ? kKeyPlusInf : heavy <= -kHuge ? kKeyMinusInf : key_of(heavy);
+    for (int i = 0; i < kN; ++i) kept[i * kThreads + tid] = v[i];
   }
   return b;
 }

@@ -1,8 +1,15 @@
-// Rows without a choice: no more scores than are wanted.
+// How a row of the decode kernels ends that is not decided there: too short for a choice, or left to the exact path.
+// Calls that never return, so that the kernels keep no registers for them.
 #pragma once
 #include "retry.cuh"
 
 namespace dsa {
+
+// Finishes a row by the path that is right for every row (exact.cuh).
+template <class C>
+__device__ __noinline__ void exact_path(const Args& a) {
+  exact_step<C>(a);
+}
 
 // Finishes a row that has no more scores than are wanted.
 template <class C>

@@ -73,24 +73,35 @@ __device__ __forceinline__ bool bracket_of(const Args& a, KthShared& s, const fl
   const float low = missed * static_cast<float>(C::kThreads) >= 24.0f ? most : least;
   uint32_t low_key = low == low ? key_of(low) : 0xffffffffu, top_key = key_of(most);
   block_ends<C>(s, low_key, top_key);
-  const float bottom = float_of(low_key);
-  top = float_of(top_key);
-  if (!Bins::fit(bottom, top)) return false;
-  const Bins bins(bottom, top);
+  float bottom = float_of(low_key), head = float_of(top_key);
+  if (!Bins::fit(bottom, head)) return false;
+  if (threadIdx.x == 0) s.score = head;  // not kept: registers are short
   const uint32_t base = ptx::smem_address(s.hist) - (__float_as_uint(Bins::kBase) << 2);
+#pragma unroll 1
+  for (int round = 0;; ++round) {
+    const Bins bins(bottom, head);
 #pragma unroll
-  for (int i = 0; i < kN; ++i) ptx::count(base + (__float_as_uint(bins.of(v[i])) << 2));
-  __syncthreads();
-  find_crossings<C>(s, ranks);
-  const float width = __fdividef(top - bottom, static_cast<float>(Bins::kFine - 2));
-  const int32_t lowest = s.found[0].bin;
-  lo = top - static_cast<float>(lowest + 1) * width;
-  hi = ranks[1] > 0 ? top - static_cast<float>(s.found[1].bin) * width : INFINITY;
+    for (int i = 0; i < kN; ++i) ptx::count(base + (__float_as_uint(fmaxf(bins.of(v[i]), Bins::kBase)) << 2));
+    __syncthreads();
+    find_crossings<C>(s, ranks);
+    const float width = __fdividef(head - bottom, static_cast<float>(Bins::kFine - 2));
+    const Found lowest = s.found[0];
+    if (lowest.bin == Bins::kRest) return false;
+    lo = head - static_cast<float>(lowest.bin + 1) * width;
+    hi = ranks[1] > 0 ? head - static_cast<float>(s.found[1].bin) * width : INFINITY;
+#pragma unroll
+    for (int i = 0; i < Bins::kFine / C::kThreads; ++i) s.hist[threadIdx.x * (Bins::kFine / C::kThreads) + i] = 0;
+    // Many samples in one bin: masks or outliers stretched the range. Closer, with a bin to spare.
+    const float next_bottom = lo - width > bottom ? lo - width : bottom, next_head = hi < head ? hi : head;
+    if (lowest.count <= C::kThreads * kN / 32 || round == 3 || !Bins::fit(next_bottom, next_head)) break;
+    bottom = next_bottom;
+    head = next_head;
+    __syncthreads();  // the bins are cleared, s.found was read
+  }
+  top = s.score;
   // Of a row much longer than its sample many scores may lie above all sampled ones, as far again as these reach.
   if (hi > top) top += top - lo;
-#pragma unroll
-  for (int i = 0; i < Bins::kFine / C::kThreads; ++i) s.hist[threadIdx.x * (Bins::kFine / C::kThreads) + i] = 0;
-  return lowest < Bins::kRest;
+  return true;
 }
 
 // The results of positions of a block's slice whose page-table entries lie in shared memory.

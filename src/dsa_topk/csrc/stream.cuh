@@ -6,14 +6,14 @@ namespace dsa {
 
 // One pass over the block's words: bits above hi to the bitmap, candidates to the lists. Returns this thread's entries.
 //
-// Loads run 8 to 16 words ahead of the tests, in two register sets that take turns: what is being tested is never
+// Loads run 8 to 16 units ahead of the tests, in two register sets that take turns: what is being tested is never
 // copied, and an SM has some 50 KB under way, which is what the latency of a busy memory asks for.
 template <class C, int kBatch = C::kBatch>
-__device__ __forceinline__ int stream_filter(const Row<typename C::E>& row, const Slice& slice, float lo, float hi,
+__device__ __forceinline__ int stream_filter(const Row<typename C::E>& row, const Slice& slice, const Tester<C>& test,
                                              uint32_t* bitmap, const Candidates<C>& lists) {
-  constexpr int kThreads = C::kThreads, kWarps = C::kWarps, kStep = C::kThreads * 8;
   using E = typename C::E;
-  using Bits = typename E::Bits;
+  constexpr int kThreads = C::kThreads, kWarps = C::kWarps, kStep = C::kThreads * 8, kLoad = E::kLoad;
+  constexpr int kUnit = 32 * kLoad;  // places of a unit
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
   const uint32_t start = ptx::smem_address(lists.own);
   const uint32_t full = start + C::kList * kStep;
@@ -29,33 +29,34 @@ __device__ __forceinline__ int stream_filter(const Row<typename C::E>& row, cons
       __syncwarp();  // one lane's detour must not leave the warp diverged through the ballots that follow
     }
   };
-  // Words that lie wholly inside the window; the partial ones at its ends are done at the end, score by score.
-  const int32_t head = slice.shift ? 1 : 0, tail = (slice.shift + row.n) >> 5;
-  const int32_t first = slice.first > head ? slice.first : head, last = slice.last < tail ? slice.last : tail;
-  int32_t left = last - first > warp ? (last - first - warp + kWarps - 1) / kWarps : 0;  // full words of this warp
-  const Bits* at = row.window + (static_cast<int64_t>(first + warp) * 32 + lane - slice.shift);
-  uint32_t* bits = bitmap + (first + warp - slice.first);
-  uint32_t tag = static_cast<uint32_t>(first + warp) * 32u + lane;
+  // Units that lie wholly inside the window; the partial ones at its ends are done at the end, score by score.
+  const int32_t head = slice.shift ? 1 : 0, tail = (slice.shift + row.n) / kUnit;
+  const int32_t begin = slice.first / kLoad, end = slice.last / kLoad;
+  const int32_t first = begin > head ? begin : head, last = end < tail ? end : tail;
+  int32_t left = last - first > warp ? (last - first - warp + kWarps - 1) / kWarps : 0;  // full units of this warp
+  const auto* at = reinterpret_cast<const uint32_t*>(
+      row.window + (static_cast<int64_t>(first + warp) * kUnit + lane * kLoad - slice.shift));
+  uint32_t* words = bitmap + (first + warp - begin) * kLoad;
+  uint32_t place = static_cast<uint32_t>((first + warp) * kUnit + lane * kLoad);
 
-  Bits x[kBatch], y[kBatch];
-  // Loads the batch that lies `ahead` words in front; NaN, which passes no test, where the warp's words end.
-  const auto load = [&](Bits(&v)[kBatch], int ahead) {
+  uint32_t x[kBatch], y[kBatch];
+  // Loads the batch that lies `ahead` units in front; NaN, which passes no test, where the warp's units end.
+  const auto load = [&](uint32_t (&v)[kBatch], int ahead) {
 #pragma unroll
-    for (int u = 0; u < kBatch; ++u) v[u] = ahead + u < left ? ptx::ld_stream(at + (ahead + u) * kThreads) : E::kNaN;
+    for (int u = 0; u < kBatch; ++u) v[u] = ahead + u < left ? ptx::ld_stream(at + (ahead + u) * kThreads) : E::kNaNs;
   };
-  const auto filter = [&](const Bits(&v)[kBatch], bool whole) {
+  const auto filter = [&](const uint32_t (&v)[kBatch], bool whole) {
 #pragma unroll
     for (int u = 0; u < kBatch; ++u) {
-      const uint32_t ballot = ptx::filter_step<kStep>(E::value(v[u]), lo, hi, tag + u * kThreads, cursor);
-      if (lane == 0 && (whole || u < left)) bits[u * kWarps] = ballot;
+      test(v[u], place + u * kThreads * kLoad, cursor, words + u * kWarps * kLoad, lane == 0 && (whole || u < left));
     }
     spill();
     at += kBatch * kThreads;
-    bits += kBatch * kWarps;
-    tag += kBatch * kThreads;
+    words += kBatch * kWarps * kLoad;
+    place += kBatch * kThreads * kLoad;
     left -= kBatch;
   };
-  const auto reload = [&](Bits(&v)[kBatch]) {  // the batch after the next one
+  const auto reload = [&](uint32_t (&v)[kBatch]) {  // the batch after the next one
     if (left >= 2 * kBatch) {
 #pragma unroll
       for (int u = 0; u < kBatch; ++u) v[u] = ptx::ld_stream(at + (kBatch + u) * kThreads);
@@ -82,17 +83,22 @@ __device__ __forceinline__ int stream_filter(const Row<typename C::E>& row, cons
     }
     filter(x, false);
   }
-  // The partial first and last words of the row.
-  const int32_t total_words = (slice.shift + row.n + 31) >> 5;
-  const auto edge = [&](int32_t word) {
-    const int32_t p = word * 32 + lane - slice.shift;
-    const Bits v = p >= 0 && p < row.n ? ptx::ld_stream(row.window + p) : E::kNaN;
-    const uint32_t ballot =
-        ptx::filter_step<kStep>(E::value(v), lo, hi, static_cast<uint32_t>(word) * 32u + lane, cursor);
-    if (lane == 0) bitmap[word - slice.first] = ballot;
+  // The partial first and last units of the row.
+  const auto edge = [&](int32_t unit) {
+    uint32_t v = E::kNaNs;
+    const int32_t p = unit * kUnit + lane * kLoad - slice.shift;
+#pragma unroll
+    for (int i = 0; i < kLoad; ++i) {
+      if (p + i >= 0 && p + i < row.n) {
+        const uint32_t bits = ptx::ld_stream(row.window + p + i);
+        v = kLoad == 1 ? bits : i == 0 ? (v & 0xffff0000u) | bits : (v & 0xffffu) | bits << 16;
+      }
+    }
+    test(v, static_cast<uint32_t>(unit * kUnit + lane * kLoad), cursor, bitmap + (unit - begin) * kLoad, lane == 0);
   };
-  if (warp == 0 && head == 1 && slice.first == 0 && slice.last > 0) edge(0);
-  if (warp == kWarps - 1 && tail < total_words && slice.last == total_words && slice.first < total_words) edge(tail);
+  const int32_t units = (slice.shift + row.n + kUnit - 1) / kUnit;
+  if (warp == 0 && head == 1 && begin == 0 && end > 0) edge(0);
+  if (warp == kWarps - 1 && tail < units && end == units && begin < units) edge(tail);
   spill();
   return static_cast<int>((cursor - start) / kStep);
 }

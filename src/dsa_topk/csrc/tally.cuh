@@ -15,6 +15,12 @@ struct Tally {
   bool full;         // a list overflowed somewhere in the row
 
   __device__ __forceinline__ bool holds() const { return !full && need >= 0 && need <= static_cast<int32_t>(entries); }
+  __device__ __forceinline__ Miss miss() const {
+    return need < 0 ? kTooLow : need > static_cast<int32_t>(entries) ? kTooHigh : kFullList;
+  }
+  __device__ __forceinline__ float share() const {  // of the candidates that are to be taken
+    return __fdividef(static_cast<float>(need), static_cast<float>(entries));
+  }
 };
 
 // Counts sure winners and candidates of the row, and the candidates by bin: at once where they are all this block's;
@@ -25,10 +31,16 @@ __device__ __forceinline__ Tally tally(const Args& a, FilterShared<C::kBins>& s,
                                        int32_t words) {
   constexpr int kThreads = C::kThreads;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
-  const uint32_t inclusive = C::kMulti ? warp_inclusive_sum(static_cast<uint32_t>(entries), lane)
-                                       : __reduce_add_sync(ptx::kFullMask, static_cast<uint32_t>(entries));
-  if (lane == 31) s.wc[warp] = inclusive;
-  if (!C::kMulti) lists.each_own(entries, [&](const Entry& e) { count_in_bin<C>(s, e, top, scale); });
+  uint32_t inclusive = 0, found = 0;
+  if (C::kMulti) {
+    inclusive = warp_inclusive_sum(static_cast<uint32_t>(entries), lane);
+    if (lane == 31) s.wc[warp] = inclusive;
+  } else {
+    lists.each_own(entries, [&](const Entry& e) {
+      count_in_bin<C>(s, e, top, scale);
+      ++found;
+    });
+  }
   __syncthreads();  // bitmap and spill list are complete too
   const uint32_t sure = __reduce_add_sync(ptx::kFullMask, count_bits<kThreads>(bitmap, words));
   if (lane == 0) s.wb[warp] = sure;
@@ -44,10 +56,16 @@ __device__ __forceinline__ Tally tally(const Args& a, FilterShared<C::kBins>& s,
         for (int i = 0; i < entries; ++i) to[slot + i] = lists.own[i * kThreads];
         for (uint32_t i = tid; i < spilled; i += kThreads) to[listed + i] = lists.spill[i];
       }
+      lists.each_own(entries, [&](const Entry&) { ++found; });
+      lists.each_spilled([&](const Entry&) { ++found; });
     }
+    found = __reduce_add_sync(ptx::kFullMask, found);
+    if (lane == 0) s.wa[warp] = found;
     __syncthreads();
     const uint32_t block_sure = warp_sum_first(s.wb, C::kWarps, lane);
-    if (tid < a.cluster) ptx::map_shared(s.heads, tid)[rank] = BlockCounts{block_sure, fits ? mine : mine | kFull};
+    found = fits ? warp_sum_first(s.wa, C::kWarps, lane) : mine;
+    if (tid < a.cluster)
+      ptx::map_shared(s.heads, tid)[rank] = BlockCounts{block_sure, fits ? mine : mine | kFull, found};
     ptx::row_sync<true>();
     uint32_t all = 0;
     t = Tally{0, 0, 0, false};
@@ -56,16 +74,23 @@ __device__ __forceinline__ Tally tally(const Args& a, FilterShared<C::kBins>& s,
       if (r == static_cast<int32_t>(rank)) t.lower = all;
       all += h.selected;
       t.full = t.full || (h.more & kFull);
-      t.entries += h.more & ~kFull;
+      t.entries += h.found;
     }
     t.need = a.k - static_cast<int32_t>(all);
   } else {
-    if (spilled <= C::kSpill) lists.each_spilled([&](const Entry& e) { count_in_bin<C>(s, e, top, scale); });
+    t.full = spilled > C::kSpill;
+    if (!t.full) {
+      lists.each_spilled([&](const Entry& e) {
+        count_in_bin<C>(s, e, top, scale);
+        ++found;
+      });
+    }
+    found = __reduce_add_sync(ptx::kFullMask, found);
+    if (lane == 0) s.wc[warp] = found;
     __syncthreads();
     t.need = a.k - static_cast<int32_t>(warp_sum_first(s.wb, C::kWarps, lane));
-    t.entries = warp_sum_first(s.wc, C::kWarps, lane) + spilled;
+    t.entries = warp_sum_first(s.wc, C::kWarps, lane) + (t.full ? spilled : 0u);
     t.lower = 0;
-    t.full = spilled > C::kSpill;
   }
   return t;
 }
