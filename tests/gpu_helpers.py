@@ -68,7 +68,11 @@ def forced_plans(rows: int, width: int, k: int) -> list[_plan.Plan]:
     usual = _plan.choose(rows, width, k, limits)
     plans = []
     for kernel in _plan.KERNELS:
-        sizes = [c for c in CLUSTERS if limits.clusters[c] > 0] if kernel in _plan.SEVERAL else [1]
+        sizes = [1]
+        if kernel in _plan.SEVERAL:
+            sizes = [c for c in CLUSTERS if limits.clusters[c] > 0]
+        elif kernel in _plan.SPREAD:
+            sizes = [5]
         plans += [dataclasses.replace(usual, kernel=kernel, cluster=size) for size in sizes]
     return plans
 

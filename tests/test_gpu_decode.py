@@ -190,8 +190,8 @@ usual = _plan.choose(64, 131072, 2048, limits)
 plans = [None]
 for kernel in _plan.KERNELS:
     if kernel.startswith(("Held", "Split", "Spread", "Whole")):
-        several = kernel in _plan.SEVERAL
-        for blocks in [c for c in (2, 8, 16) if limits.clusters[c]] if several else [1]:
+        sizes = [c for c in (2, 8, 16) if limits.clusters[c]] if kernel in _plan.SEVERAL else [1]
+        for blocks in [7] if kernel in _plan.SPREAD else sizes:
             plans.append(dataclasses.replace(usual, kernel=kernel, cluster=blocks))
 def call(s, plan):
     if plan is None:
@@ -254,7 +254,7 @@ def test_200000_launches(kernel: str) -> None:
     overwrites, with the first ones."""
     rows, calls, k = 2, 200, 512
     width = 8192 if kernel.startswith("Held") else 20000
-    plan = next(p for p in reversed(forced_plans(rows, width, k)) if p.kernel == kernel and p.cluster in (1, 7, 8))
+    plan = next(p for p in reversed(forced_plans(rows, width, k)) if p.kernel == kernel and p.cluster in (1, 5, 8))
     scores = distributions.make("quantised", rows, width, device="cuda", k=k)
     shape = decode_shape(torch.tensor([width, width - 777], device="cuda"), width, k)
     want = select(Target(CPU.backend, "cuda"), shape, scores, Mode())
@@ -315,7 +315,7 @@ def scores_of(name: str, rows: int, width: int) -> torch.Tensor:
 @on_gpu
 @pytest.mark.parametrize("rows", [8, 64, 256])
 def test_the_usual_path_is_the_fast_one(rows: int, record_property: Callable[[str, object], None]) -> None:
-    """At least 99% of rows of scores as they occur."""
+    """At least 99% of rows of scores as they occur, if fewer than 128 scores equal the k-th one."""
     for width in WIDTHS:
         for name in MUST_BE_FAST:
             if name == "recorded" and width > 8192:
@@ -325,8 +325,9 @@ def test_the_usual_path_is_the_fast_one(rows: int, record_property: Callable[[st
             outputs, taken = paths_of(shape, scores)
             verify(shape, scores, Mode(), outputs, f"{name}, {width}: {taken}")
             record_property(f"fast_share_{name}_{rows}x{width}", round(taken["fast"] / rows, 4))
-            if (name, width) == ("half_zeros", 4096):  # half the rows have fewer than k scores above the zeros
-                assert taken["exact"] == 0, f"{name}, {width}: {taken}"
+            if width == 4096 and name in ("half_zeros", "recorded"):
+                # In half the rows the k-th score is one of 2000 zeros: a second try over what is held.
+                assert taken["fast"] + taken["second try"] == rows, f"{name}, {width}: {taken}"
             else:
                 assert taken["fast"] >= 0.99 * rows, f"{name}, {width}: {taken}"
 

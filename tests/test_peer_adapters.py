@@ -345,8 +345,10 @@ def play_script(folder: Path, hangs: str = "-", crashes: str = "-", fails: str =
 def test_the_script_runs_every_kernel_and_peer(tmp_path):
     code, text, calls = play_script(tmp_path)
     assert code == 0, text
-    kernels = [f"cuda-{name}" for name in _plan.KERNELS if name not in _plan.SEVERAL]
+    shared = _plan.SEVERAL | _plan.SPREAD
+    kernels = [f"cuda-{name}" for name in _plan.KERNELS if name not in shared]
     clusters = [f"cuda-{name}-{size}" for name in _plan.KERNELS if name in _plan.SEVERAL for size in (2, 7)]
+    clusters += [f"cuda-{name}-5" for name in _plan.KERNELS if name in _plan.SPREAD]
     ours = ["cuda", *kernels, *clusters]
     assert sorted(calls) == sorted([*ours, *NAMES, "fuzz-1", "fuzz-2"])
     for name in (*kernels, *clusters):

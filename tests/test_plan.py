@@ -58,7 +58,8 @@ def test_the_table_of_kernels_is_that_of_the_sources() -> None:
     for kernel in _plan._TABLE:
         kind, arguments = configuration(kernel.name)
         assert kernel.threads == int(arguments[0]), kernel.name
-        assert kernel.several == (kind != "Resident" and arguments[-1] == "true"), kernel.name
+        flags = {"Filter": arguments[4:5], "Split": arguments[4:], "Resident": []}[kind]
+        assert [kernel.several, kernel.spread] == [flag == "true" for flag in [*flags, "", ""][:2]], kernel.name
         if kind == "Resident":
             assert kernel.samples == 0
             assert kernel.room == kernel.threads * int(arguments[1])
@@ -82,6 +83,10 @@ def fits(plan: Plan, limits: DeviceLimits) -> None:
     if plan.kernel in _plan.SEVERAL:
         assert plan.cluster in _plan.CLUSTER_SIZES
         assert limits.clusters[plan.cluster] > 0, "the device cannot run one such cluster"
+    elif plan.kernel in _plan.SPREAD:
+        assert plan.cluster > 1
+        assert not any(limits.clusters), "clusters are faster"
+        assert "kTickets = 4096;" in LAUNCH.with_name("args.h").read_text()  # rows that have a counter in a workspace
     else:
         assert plan.cluster == 1
     assert plan.margin > 0
@@ -105,7 +110,8 @@ def test_no_rows_have_a_choice_as_well() -> None:
 def test_a_single_long_row_is_shared_where_the_device_can() -> None:
     """Or the decode of one request would use one multiprocessor of 132."""
     assert _plan.choose(1, 131072, 2048, H200).cluster > 1
-    assert _plan.choose(1, 131072, 2048, AMPERE).cluster == 1
+    assert _plan.choose(1, 131072, 2048, AMPERE).kernel == "Spread512"
+    assert _plan.choose(1, 131072, 2048, AMPERE).cluster == 16
 
 
 def test_many_rows_are_not() -> None:
@@ -139,5 +145,5 @@ def test_a_plan_says_what_it_is() -> None:
     for rows, width in product(ROWS, WIDTHS):
         plan = _plan.choose(rows, width, 2048, H200)
         assert plan.kernel in str(plan)
-        assert ("cluster" in str(plan)) == (plan.cluster > 1)
+        assert ("cluster" in str(plan)) == (plan.cluster > 1)  # an H200 spreads no row
         assert "\n" not in str(plan)

@@ -93,10 +93,11 @@ done
 
 # Kernels that share a row take 2 and 7 blocks a row: the smallest, and one that divides nothing.
 backends=$("$python" - <<'PY'
-from dsa_topk._plan import KERNELS, SEVERAL
+from dsa_topk._plan import KERNELS, SEVERAL, SPREAD
 
 for kernel in KERNELS:
-    print(*(f"cuda-{kernel}-{size}" for size in (2, 7)) if kernel in SEVERAL else (f"cuda-{kernel}",))
+    sizes = (2, 7) if kernel in SEVERAL else (5,) if kernel in SPREAD else ()
+    print(*(f"cuda-{kernel}-{size}" for size in sizes) if sizes else (f"cuda-{kernel}",))
 PY
 ) || echo "== kernels: could not be listed"
 # shellcheck disable=SC2206  # a list on purpose

@@ -63,6 +63,7 @@ PLAN: dict[str, tuple[Group, ...]] = {
         Group("clusters-3", "filter_kernel", 25),
         Group("resident", "resident_kernel", 25),
         Group("whole", "split_kernel", 25),
+        Group("spread", "split_kernel", 25),
         Group("split-2", "split_kernel", 25),
         Group("split-3", "split_kernel", 25),
         Group("order", "order_kernel", 20),

@@ -26,11 +26,11 @@ from dsa_topk.testing import CallShape, distributions, shapes
 
 CLUSTERS = (2, 3, 16)
 GROUPS = (
-    *("all", "hostile", "rows", "resident", "whole", "order"),
+    *("all", "hostile", "rows", "resident", "whole", "spread", "order"),
     *(f"{kind}-{size}" for kind in ("clusters", "split") for size in CLUSTERS),
 )
 # Groups of racecheck by what the names of their kernels begin with.
-FAMILIES = {"rows": "Row", "resident": "Held", "whole": "Whole", "clusters": "Cluster", "split": "Split"}
+FAMILIES = {"rows": "Row", "resident": "Held", "whole": "Whole", "spread": "Spread", "clusters": "Cluster", "split": "Split"}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FORMS = ("mixed", "ragged", "chunked")  # positions, ragged, paged
 WIDTH, K = 4500, 300
@@ -80,7 +80,7 @@ def plans() -> Iterator[_plan.Plan]:
     usual = _plan.choose(len(ROWS), WIDTH, K, limits())
     for kernel in _plan.KERNELS:
         several = [size for size in CLUSTERS if limits().clusters[size] > 0]
-        for size in several if kernel in _plan.SEVERAL else [1]:
+        for size in several if kernel in _plan.SEVERAL else [5 if kernel in _plan.SPREAD else 1]:
             for margin in (usual.margin, 0.0):
                 yield dataclasses.replace(usual, kernel=kernel, cluster=size, margin=margin)
 
@@ -186,7 +186,7 @@ def run_group(group: str, run: Run) -> str | None:
         kernels = [kernel for kernel in _plan.KERNELS if kernel.startswith(FAMILIES[family])]
         if size and limits().clusters[int(size)] == 0:
             return f"the device runs no clusters of {size} blocks"
-        used = [dataclasses.replace(usual, kernel=kernel, cluster=int(size or 1)) for kernel in kernels]
+        used = [dataclasses.replace(usual, kernel=kernel, cluster=int(size or (5 if family == "spread" else 1))) for kernel in kernels]
         for width in (NARROW, WIDTH) if family == "resident" else (WIDTH,):
             run_kinds(run, used, width)
     return None

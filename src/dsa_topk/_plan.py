@@ -17,7 +17,8 @@ class Kernel:
     threads: int
     samples: int  # of a row; none where the whole row is held
     room: int  # held: scores of a row, the misalignment of its start included; else candidates that surely fit a block
-    several: bool = False  # blocks a row
+    several: bool = False  # blocks a row, a cluster
+    spread: bool = False  # blocks a row that need not run at the same time
 
 
 # Room of the Row kernels: their threads' lists fill unevenly, into a shared overflow of 512.
@@ -33,12 +34,16 @@ _TABLE = (
     Kernel("Split512", 512, 2048, 4096, several=True),
     Kernel("Whole512", 512, 2048, 8192),
     Kernel("Whole1024", 1024, 4096, 8192),
+    Kernel("Spread512", 512, 4096, 8192, spread=True),
 )
 KERNELS = tuple(kernel.name for kernel in _TABLE)
 """The kernels of csrc/launch.h, by their number."""
 
 SEVERAL = frozenset(kernel.name for kernel in _TABLE if kernel.several)
 """Those that share a row among the blocks of a cluster."""
+
+SPREAD = frozenset(kernel.name for kernel in _TABLE if kernel.spread)
+"""Those that share a row among blocks which meet in a workspace."""
 
 CLUSTER_SIZES = tuple(range(2, 17))
 
@@ -72,7 +77,8 @@ class Plan:
         return self.number, self.cluster, self.margin, self.prefetch
 
     def __str__(self) -> str:
-        blocks = "one block" if self.cluster == 1 else f"a cluster of {self.cluster} blocks"
+        shared = f"{self.cluster} blocks and a workspace" if self.kernel in SPREAD else f"a cluster of {self.cluster} blocks"
+        blocks = "one block" if self.cluster == 1 else shared
         return f"kernel {self.kernel}, {blocks} a row, bracket of {self.margin:g} standard deviations"
 
 
@@ -123,6 +129,11 @@ def choose(rows: int, width: int, k: int, limits: DeviceLimits, aligned: bool = 
         listed = expected_listed(width, k, 2048, _MARGIN_FEW) / cluster
         fits = listed <= 0.7 * (1024 if cluster > 8 else 2048 if cluster > 4 else 4096)
         return Plan("Split512" if fits else "Cluster512", cluster, _MARGIN_FEW)
+    blocks = min(limits.sms // max(rows, 1), width // 8192)
+    if blocks > 1 and not any(limits.clusters):
+        # No clusters here. Where there are, they win: the workspace costs a trip to memory and back.
+        if expected_listed(width, k, 4096, _MARGIN_FEW) <= 0.85 * _TABLE[KERNELS.index("Spread512")].room:
+            return Plan("Spread512", blocks, _MARGIN_FEW)
     for name in ("Whole1024",) if rows <= limits.sms else ("Whole512", "Whole1024"):
         kernel = _TABLE[KERNELS.index(name)]
         if expected_listed(width, k, kernel.samples, _MARGIN_FEW) <= 0.85 * kernel.room:

@@ -102,7 +102,7 @@ def pack(
         buffers.append(Buffer(struct.counters.offset, counters, "k", keep=2))
     if kernel == kernels(csrc).get("Spread512"):  # as launch.h's split_shape sizes it; zero, and left zero
         blocks = rows * cluster
-        words = torch.zeros(64 + blocks * (4 + 2 * 4096), dtype=torch.int32)
+        words = torch.zeros(4096 + blocks * (4 + 2 * 4096), dtype=torch.int32)
         buffers.append(Buffer(struct.workspace.offset, words, "k", keep=1000 + blocks))
     by_score = int(call.order == "score")
     choice = Choice(kernel=kernel, dtype=DTYPES[call.scores.dtype], cluster=cluster, by_score=by_score)

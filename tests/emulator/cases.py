@@ -74,7 +74,7 @@ class Case:
 
 
 # Cluster sizes to try, not only powers of two, of the kernels that spread a row over several blocks.
-CLUSTERS = {"Cluster512": (2, 5), "Split512": (2, 3, 5, 16)}
+CLUSTERS = {"Cluster512": (2, 5), "Split512": (2, 3, 5, 16), "Spread512": (2, 7)}
 
 
 def routes() -> list[tuple[str, int]]:
@@ -86,7 +86,7 @@ def paths_of(kernel: str) -> tuple[str, ...]:
     """Names of the paths of csrc/args.h that a kernel's rows can take."""
     if kernel.startswith("Held"):
         return ("Trivial", "Fast", "SecondTry", "Exact")
-    if kernel.startswith(("Split", "Whole")):
+    if kernel.startswith(("Split", "Spread", "Whole")):
         return ("Trivial", "Fast", "Exact")
     return paths()
 

@@ -19,12 +19,13 @@ from .process import Options
 Route = tuple[str, int]
 
 CAPACITY = {"Held4K": 4096, "Held8K": 8192, "Held16K": 16384}
-BATCH = {"Split512": 512 * 16, "Whole512": 512 * 16, "Whole1024": 1024 * 16}
+BATCH = {"Split512": 512 * 16, "Spread512": 512 * 16, "Whole512": 512 * 16, "Whole1024": 1024 * 16}
 DECODE_ROUTES: tuple[Route, ...] = (
     *((kernel, 1) for kernel in CAPACITY),
     ("Whole512", 1),
     ("Whole1024", 1),
     *(("Split512", blocks) for blocks in (2, 3, 5, 16)),
+    *(("Spread512", blocks) for blocks in (2, 7)),
 )
 SMALL_ROUTES: tuple[Route, ...] = (("Held8K", 1), ("Split512", 3))  # the decode kernels of the small build
 
@@ -49,9 +50,9 @@ def owned_columns(kernel: str, group: torch.Tensor) -> torch.Tensor:
 
 def sampled_columns(kernel: str, n: int) -> torch.Tensor:
     """``[n]`` bool: what a split kernel samples of a row of n scores that is aligned (csrc/split.cuh)."""
-    threads = 1024 if kernel == "Whole1024" else 512
-    part = torch.arange(threads)
-    span = 0xFFFFFFFF // threads
+    parts = 512 if kernel in ("Split512", "Whole512") else 1024
+    part = torch.arange(parts)
+    span = 0xFFFFFFFF // parts
     h = part * 0x9E3779B1 % 2**32
     h = (h ^ h >> 15) * 0x85EBCA6B % 2**32
     group = (part * span + (h * span >> 32)) * (n // 4) >> 32
@@ -98,13 +99,13 @@ def short_slices(route: Route, seed: int = 0) -> Iterator[Case]:
         return
     ends = [4 * 32 * blocks * m + d for m in (1, 2) for d in (-1, 0, 1, 4, 4 * blocks, 4 * blocks + 1)]
     lengths = torch.tensor([m for m in (256, 257, 300, 384, 385, 511, 513, *ends) if m >= 256])
-    if blocks > 5:
+    if blocks > 3:
         lengths = lengths[seed % 3 :: 3]
     n = int(lengths.max()) + 1  # a stride that moves every row's start
     n += 1 - n % 2
     # the best are at the end, so that what a slice lacks is missed
     scores = distributions.make("normal", len(lengths), n, seed=seed, k=65) + torch.arange(n) / 50
-    for k in (1, 65, 200):
+    for k in (1, 65, 200) if blocks <= 5 else (65,):
         yield next(cases_of(route, f"slices n<={n}", scores, k, seed + k, lengths=lengths))
 
 
@@ -134,7 +135,7 @@ def wide_lists(route: Route, seed: int = 0) -> Iterator[Case]:
     listed = (
         10_300 * blocks / 3 if blocks > 1 else 9800
     )  # 5000 in block 0, which holds 4096; or in one, which holds 8192
-    samples = 4 * (1024 if kernel == "Whole1024" else 512)
+    samples = 4 * (512 if kernel in ("Split512", "Whole512") else 1024)
     share = k / n
     margin = (listed / n - share) * samples / (samples * share * (1 - share)) ** 0.5
     for case in cases_of(route, f"margin {margin:.0f} n={n}", row[None], k, seed):
@@ -160,7 +161,9 @@ def of_one_bin(route: Route, seed: int = 0) -> Iterator[Case]:
             row[order[k - taken : k - taken + copies]] = 10.0
             rows.append(row)
     scores = torch.stack(rows)
-    yield from cases_of(route, "copies", scores[seed % 2 :: 2] if blocks > 2 else scores, k, seed)
+    if blocks > 5:
+        scores = scores[[4 + seed % 5, -1 - seed % 7]]
+    yield from cases_of(route, "copies", scores[seed % 2 :: 2] if 2 < blocks <= 5 else scores, k, seed)
 
 
 def plateaus(route: Route, seed: int = 0) -> Iterator[Case]:
@@ -176,7 +179,7 @@ def plateaus(route: Route, seed: int = 0) -> Iterator[Case]:
     infinite = torch.where(torch.arange(n) % 5 == 0, torch.inf, -torch.inf)[None]
     rows = torch.cat([equal, two, near, wide, zeros, infinite])
     turns = (1, 7, 8, 9, 682, 683, 684, 1000, 2041, n - 1)
-    for i, k in enumerate(turns if blocks == 1 else turns[seed % 3 :: 3]):
+    for i, k in enumerate(turns if blocks == 1 else turns[seed % 3 :: 3] if blocks <= 5 else turns[seed % 10 :][:1]):
         cases = list(cases_of(route, "plateaus", rows, k, seed + i, lengths=torch.tensor([n, n - 1, n, n, n - 3, n])))
         yield from cases if blocks == 1 else cases[i % 2 : i % 2 + 1]
 
@@ -233,15 +236,16 @@ def decode_tables(route: Route, seed: int = 0) -> Iterator[Case]:
     generator = torch.Generator().manual_seed(seed)
     n, k = (4000, 300) if kernel in CAPACITY or blocks > 5 else (9000, 1000)
     rows = 3
-    scores = distributions.make("indexer", rows, n, seed=seed, k=k)
-    turns = ((64, 0), (1, 0), (4, 3), (100, -7), (48, -1), (7, 2), (16384, 0))
+    aligned = distributions.make("indexer", rows, n, seed=seed, k=k)
+    misaligned = torch.cat([aligned, aligned[:, :1]], 1)[:, 1:]  # row i by i + 1 scores
+    turns = ((64, 0), (1, 0), (4, 3), (10, 2), (48, -1), (100, -7), (16384, 0))
     for i, (page_size, more) in enumerate(turns if blocks < 5 else turns[seed % 2 :: 2]):
         entries = max(-(-n // page_size) + more, 1)
         table = torch.randperm(rows * entries, generator=generator, dtype=torch.int32).view(rows, entries)
         pad = torch.empty(2 * rows, dtype=torch.int32)
         pad[::2] = torch.tensor([n, n - 1001, -5 if i % 2 else n + 9])
         call = prepare(
-            scores,
+            misaligned if (i + seed) % 2 else aligned,
             pad[::2],
             k,
             form="paged",
@@ -256,7 +260,7 @@ def decode_tables(route: Route, seed: int = 0) -> Iterator[Case]:
     # ragged, and outputs that lie nowhere in particular
     offsets = torch.tensor([5, -(2**31), 2**31 - 3], dtype=torch.int64)
     out = torch.empty(rows, k + 7, dtype=torch.int32)
-    call = prepare(scores, torch.full((rows,), n, dtype=torch.int32), k, form="ragged", out_offsets=offsets)
+    call = prepare(misaligned, torch.full((rows,), n, dtype=torch.int32), k, form="ragged", out_offsets=offsets)
     call.out = out[:, 3 : 3 + k]
     yield Case(f"ragged {kernel}x{blocks} seed {seed}", call, kernel, blocks, options=Options(seed=seed, pdl=True))
 

@@ -56,7 +56,7 @@ struct Args {
   uint32_t* counters;  // nullptr, or kPaths counters: rows that took each path (tests and profiles)
 };
 
-constexpr int32_t kTickets = 64;  // words of a workspace before its regions: rows of a launch that uses one
+constexpr int32_t kTickets = 4096;  // words of a workspace before its regions: rows of a launch that uses one
 
 enum Path : int32_t { kTrivial = 0, kFast = 1, kSecondTry = 2, kPlateau = 3, kExact = 4, kCounted = 5, kPaths = 6 };
 

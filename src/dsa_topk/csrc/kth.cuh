@@ -25,6 +25,7 @@ struct Bins {
     return low >= -kHuge && top <= kHuge && top - low > 1e-30f;
   }
   __device__ __forceinline__ float of(float x) const { return fminf(fmaf(top - x, scale, kBase), number(kRest)); }
+  __device__ __forceinline__ float width() const { return __fdividef(1.0f, scale); }
   static __device__ __forceinline__ float number(int32_t bin) { return kBase + static_cast<float>(bin); }
 };
 

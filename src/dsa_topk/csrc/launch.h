@@ -41,9 +41,9 @@ using Whole512 = SplitConfig<E, 512, 16, 1, 2, false>;
 template <class E>
 using Whole1024 = SplitConfig<E, 1024, 16, 1, 1, false>;
 
-// As Whole512, but a few rows are spread over all SMs.
+// A few rows over all SMs, for devices without clusters (docs/kernel-notes.md).
 template <class E>
-using Spread512 = SplitConfig<E, 512, 16, 1, 1, false, true>;
+using Spread512 = SplitConfig<E, 512, 16, 2, 1, false, true>;
 
 // _plan.py has the same table: it chooses by samples and list capacity.
 enum Kernel : int32_t {
@@ -114,7 +114,7 @@ inline LaunchShape split_shape(Args& a, int32_t cluster, const Limits& limits) {
   const LaunchShape other = filter_shape<C>(a, cluster, limits.smem_per_block);
   a.region_cap = C::kMulti ? (cluster > 8 ? 1024 : cluster > 4 ? 2048 : 4096) : 0;
   if (C::kSpread) a.cluster = cluster;
-  a.cluster_magic = a.cluster > 1 ? 0xffffffffu / static_cast<uint32_t>(a.cluster) + 1u : 0xffffffffu;
+  a.cluster_magic = 0xffffffffu / static_cast<uint32_t>(a.cluster) + 1u;  // not used where that is 2^32
   const int32_t own =
       static_cast<int32_t>(sizeof(SplitShared<C>)) + (C::kMulti ? a.cluster * (a.region_cap + 4) * 4 : 0);
   LaunchShape shape = other;

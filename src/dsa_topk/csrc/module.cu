@@ -152,12 +152,14 @@ cudaError_t launch_select(const Args& given, int32_t kernel, int32_t cluster, bo
     a.out_positions = nullptr;
     a.out_scores = nullptr;
   }
+  // More rows than a workspace has counters fill the device without it.
+  if (kernel == kSpread512 && a.rows > kTickets) kernel = kWhole512;
   cudaError_t e = cudaErrorInvalidValue;
   with_kernel<E>(kernel, [&](auto l) {
     using L = decltype(l);
     const LaunchShape shape = L::shape(a, cluster, device.limits);
     if (shape.workspace_bytes) {
-      e = a.rows > kTickets ? cudaErrorInvalidValue : workspace_of(device, stream, shape.workspace_bytes, &a.workspace);
+      e = workspace_of(device, stream, shape.workspace_bytes, &a.workspace);
       if (e != cudaSuccess) return;
     }
     e = launch<L::kernel, L::kMulti>(a, shape, device, stream);

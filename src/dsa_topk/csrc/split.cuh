@@ -1,53 +1,20 @@
-// The decode kernel for longer rows: a row is one cluster of blocks, or one block, that read it once.
+// The decode kernel for longer rows: a row is one cluster of blocks, or one block, or blocks spread over the device.
 //
 //  1. A sample of the row, the same in every block of it, gives a bracket: a score that is hardly ever above the k-th
-//  one
-//  (`lo`), and one that is hardly ever below it (`hi`).
+//  one (`lo`), and one that is hardly ever below it (`hi`).
 //  2. Each block streams its slice and lists what is not below `lo`, in order of position: a prefix sum and a barrier a
 //  batch of kPer scores a thread.
-//  3. Each block sends the listed scores to all blocks of the row, one bulk copy each, and finds the exact k-th score
-//  among them, all blocks redundantly: a histogram between `lo` and `hi`, and the crossing bin ranked all against all.
+//  3. Each block of a cluster sends the listed scores to all blocks of the row, one bulk copy each, and finds the exact
+//  k-th score among them, all blocks redundantly: a histogram between `lo` and `hi`, and the crossing bin ranked all
+//  against all. A spread row's lists meet in the block that comes last (spread.cuh).
 //  4. What the blocks before this one take is counted from their scores; the own list is written from there on.
-// A row whose bracket misses, whose list overflows or whose crossing bin is crowded goes to the filter path.
+// A row whose bracket misses, whose list overflows or whose crossing bin is crowded goes to the exact path (exact.cuh).
 #pragma once
 #include "groups.cuh"
-#include "kth.cuh"
 #include "short.cuh"
+#include "spread.cuh"
 
 namespace dsa {
-
-// launch.h names the instantiations. `Quads`: groups of four scores that a thread samples.
-template <class Element, int Threads, int PerThread, int Quads, int MinBlocks, bool Multi, bool Spread = false>
-struct SplitConfig : FilterConfig<Element, Threads, 8, 8, MinBlocks, Multi> {
-  static constexpr bool kSpread = Spread;  // blocks of a row that meet in a workspace (spread.cuh)
-  static constexpr int kPer = PerThread, kVectors = kPer / 4, kChunk = kPer * 32, kQuads = Quads;
-  static constexpr int kBatchScores = Threads * kPer;
-  static constexpr int kEntries = Multi ? 4096 : 8192;  // of a block's list
-  static constexpr int kPages = 2048;  // page-table entries of a block's slice, where they are no more than that
-};
-
-constexpr int32_t kMaxSplit = 1 << 30;  // positions of a batch beyond the row's end are still positive numbers
-
-template <class C>
-struct alignas(16) SplitShared {
-  KthShared kth;
-  unsigned long long arrived;  // mbarrier: the lists of all blocks of the row are here
-  uint32_t lower;              // scores that the blocks before this one take
-  int32_t pages[C::kPages];
-  int32_t positions[C::kEntries];
-  // What is sent: how many, and the scores. It is a block's region too; those of a cluster's blocks follow.
-  alignas(16) uint32_t head[4];
-  float scores[C::kEntries];
-};
-
-constexpr uint32_t kTooMany = 1u << 20;  // entries of a list that did not fit
-
-// A list as it was sent, in the region of the block that sent it.
-struct Region {
-  const uint32_t* at;
-  __device__ __forceinline__ uint32_t count() const { return at[0]; }
-  __device__ __forceinline__ const float* scores() const { return reinterpret_cast<const float*>(at + 4); }
-};
 
 // Where the bracket of a row's k-th score lies in a sample of it, and where bins for what is listed may begin (`top`);
 // false: the sample says nothing.
@@ -84,39 +51,25 @@ __device__ __forceinline__ bool bracket_of(const Args& a, KthShared& s, const fl
     for (int i = 0; i < kN; ++i) ptx::count(base + (__float_as_uint(fmaxf(bins.of(v[i]), Bins::kBase)) << 2));
     __syncthreads();
     find_crossings<C>(s, ranks);
-    const float width = __fdividef(head - bottom, static_cast<float>(Bins::kFine - 2));
-    const Found lowest = s.found[0];
-    if (lowest.bin == Bins::kRest) return false;
-    lo = head - static_cast<float>(lowest.bin + 1) * width;
-    hi = ranks[1] > 0 ? head - static_cast<float>(s.found[1].bin) * width : INFINITY;
+    if (s.found[0].bin == Bins::kRest) return false;
 #pragma unroll
     for (int i = 0; i < Bins::kFine / C::kThreads; ++i) s.hist[threadIdx.x * (Bins::kFine / C::kThreads) + i] = 0;
+    if (s.found[0].count <= C::kThreads * kN / 32 || round == 3) break;
     // Many samples in one bin: masks or outliers stretched the range. Closer, with a bin to spare.
-    const float next_bottom = lo - width > bottom ? lo - width : bottom, next_head = hi < head ? hi : head;
-    if (lowest.count <= C::kThreads * kN / 32 || round == 3 || !Bins::fit(next_bottom, next_head)) break;
-    bottom = next_bottom;
-    head = next_head;
+    const float width = bins.width(), next = head - static_cast<float>(s.found[0].bin + 2) * width;
+    if (ranks[1] > 0) head -= static_cast<float>(s.found[1].bin) * width;
+    bottom = next > bottom ? next : bottom;
+    if (!Bins::fit(bottom, head)) return false;
     __syncthreads();  // the bins are cleared, s.found was read
   }
+  const float width = Bins(bottom, head).width();
+  lo = head - static_cast<float>(s.found[0].bin + 1) * width;
+  hi = ranks[1] > 0 ? head - static_cast<float>(s.found[1].bin) * width : INFINITY;
   top = s.score;
   // Of a row much longer than its sample many scores may lie above all sampled ones, as far again as these reach.
   if (hi > top) top += top - lo;
   return true;
 }
-
-// The results of positions of a block's slice whose page-table entries lie in shared memory.
-struct StagedPages {
-  const int32_t* pages;
-  uint32_t first;
-
-  static __device__ __forceinline__ uint32_t page_of(const Args& a, uint32_t p) {
-    return static_cast<uint32_t>((static_cast<uint64_t>(p) * a.page_magic) >> a.page_shift);
-  }
-  __device__ __forceinline__ uint32_t result(const Args& a, uint32_t p) const {
-    const uint32_t page = page_of(a, p);
-    return p + (static_cast<uint32_t>(pages[page - first]) - page) * static_cast<uint32_t>(a.page_size);
-  }
-};
 
 // The row's other way: right for every row.
 template <class C>
@@ -124,72 +77,6 @@ __device__ __noinline__ void other_way(const Args& a) {
   ptx::wait_copies();
   ptx::row_sync<C::kMulti>();  // it uses the same memory
   exact_path<C>(a);
-}
-
-// A row spread over blocks that need not run at the same time: each leaves its list in the workspace, and the last one
-// of the row to come takes them all as its own, in order. No block waits for another. False: this block was not the
-// last.
-//
-// Workspace: kTickets counters, one a row, zero between launches; then a region a block: how many, scores, results.
-template <class C>
-__device__ __forceinline__ bool gather_lists(const Args& a, SplitShared<C>& shared, int32_t index, uint32_t rank,
-                                             uint32_t& run, const typename C::E::Bits* window, int32_t n, bool staged,
-                                             uint32_t first_page, bool& results) {
-  const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
-  const uint32_t blocks = static_cast<uint32_t>(a.cluster), cap = static_cast<uint32_t>(a.region_cap),
-                 pitch = 4u + 2u * cap;
-  uint32_t* regions = a.workspace + kTickets + static_cast<uint32_t>(index) * blocks * pitch;
-  uint32_t* own = regions + rank * pitch;
-  const Row<typename C::E> row(window, n, shared.kth.where);
-  const Output<typename C::E> output(a, row, index);
-  results = !output.positions && !output.scores;
-  const bool fits = run <= cap;
-  ptx::wait_copies();
-  __syncthreads();  // the list and the pages are complete
-  if (fits) {
-#pragma unroll 1
-    for (uint32_t i = tid; i < run; i += C::kThreads) {
-      const uint32_t p = static_cast<uint32_t>(shared.positions[i]);
-      own[4 + i] = __float_as_uint(shared.scores[i]);
-      own[4 + cap + i] = !results           ? p
-                         : staged && !a.raw ? StagedPages{shared.pages, first_page}.result(a, p)
-                                            : static_cast<uint32_t>(output.stored(p));
-    }
-  }
-  if (tid == 0) own[0] = fits ? run : kTooMany;
-  __threadfence();
-  __syncthreads();
-  if (tid == 0) shared.lower = atomicAdd(a.workspace + index, 1u);
-  __syncthreads();
-  if (shared.lower != blocks - 1u) return false;
-  __threadfence();
-  // Where each block's list goes: thread t looks at block t.
-  const uint32_t count = static_cast<uint32_t>(tid) < blocks ? ptx::ld_others(regions + tid * pitch) : 0u;
-  const uint32_t bounded = count < kTooMany ? count : kTooMany, inclusive = warp_inclusive_sum(bounded, lane);
-  if (lane == 31) shared.kth.wa[warp] = inclusive;
-  __syncthreads();
-  const uint32_t before = warp_sum_first(shared.kth.wa, warp, lane) + inclusive - bounded;
-  run = warp_sum_first(shared.kth.wa, C::kWarps, lane);
-  shared.pages[tid] = static_cast<int32_t>(before);
-  if (tid == 0) {
-    shared.lower = 0;
-    a.workspace[index] = 0;  // for the next launch
-  }
-  __syncthreads();
-  if (run <= C::kEntries) {
-#pragma unroll 1
-    for (uint32_t b = warp; b < blocks; b += C::kWarps) {
-      const uint32_t to = static_cast<uint32_t>(shared.pages[b]),
-                     many = static_cast<uint32_t>(shared.pages[b + 1]) - to;
-      const uint32_t* from = regions + b * pitch + 4;
-#pragma unroll 2
-      for (uint32_t i = lane; i < many; i += 32) {
-        shared.scores[to + i] = __uint_as_float(ptx::ld_others(from + i));
-        shared.positions[to + i] = static_cast<int32_t>(ptx::ld_others(from + cap + i));
-      }
-    }
-  }
-  return true;
 }
 
 template <class C>
@@ -240,10 +127,12 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const
     }
     return;
   }
+  // By the blocks of the row: exact for small x, else it may be one too many.
+  const auto divide = [&](uint32_t x) { return blocks > 1 ? __umulhi(x, a.cluster_magic) : x; };
   // The block's slice in groups of four, aligned as memory is; whole lines of 128 bytes.
   const int32_t shift = vector_shift<E>(window);
   const uint32_t groups = (static_cast<uint32_t>(n) + static_cast<uint32_t>(shift) + 3u) >> 2;
-  const uint32_t per = kMulti || kSpread ? (__umulhi(groups - 1u, a.cluster_magic) + 32u) & ~31u : groups;
+  const uint32_t per = kMulti || kSpread ? (divide(groups - 1u) + 32u) & ~31u : groups;
   const uint32_t slice_first = rank * per < groups ? rank * per : groups,
                  slice_last = slice_first + per < groups ? slice_first + per : groups;
   const int32_t begin = static_cast<int32_t>(4u * slice_first) - shift,
@@ -337,7 +226,6 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const
   const Region own{shared.head};
   const uint32_t* regions = reinterpret_cast<const uint32_t*>(&shared + 1);
   const uint32_t pitch = static_cast<uint32_t>(a.region_cap) + 4u;
-  const auto divide = [&](uint32_t x) { return __umulhi(x, a.cluster_magic); };  // by the blocks; exact for small x
   const auto region = [&](uint32_t r) { return kMulti ? Region{regions + r * pitch} : own; };
   if (tid == 0) shared.head[0] = run;
   uint32_t row_count = run;
