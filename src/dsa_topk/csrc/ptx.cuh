@@ -188,7 +188,7 @@ __device__ __forceinline__ uint32_t filter_step(float x, float lo, float hi, uin
       " setp.ge.and.f32 q, %2, %3, !p;\n"
       " @q st.shared.v2.b32 [%1], {%5, %6};\n"
       " @q add.u32 %1, %1, %7;\n}"
-      : "=&r"(ballot), "+&r"(cursor)
+      : "=&r"(ballot), "+r"(cursor)
       : "f"(x), "f"(lo), "f"(hi), "r"(__float_as_uint(x)), "r"(tag), "n"(kStride)
       : "memory");
   return ballot;
@@ -269,7 +269,7 @@ __device__ __forceinline__ void filter_pair(uint32_t x, uint32_t lo, uint32_t hi
       " xor.pred r, r, p;\n xor.pred t, t, q;\n or.pred r, r, t;\n" \
       " @r st.shared.v2.b32 [%2], {%3, %6};\n"                      \
       " @r add.u32 %2, %2, %7;\n}"                                  \
-      : "=&r"(even), "=&r"(odd), "+&r"(cursor)                      \
+      : "=&r"(even), "=&r"(odd), "+r"(cursor)                       \
       : "r"(x), "r"(lo), "r"(hi), "r"(tag), "n"(kStride)            \
       : "memory")
   if (kBFloat) {
