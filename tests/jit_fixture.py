@@ -48,7 +48,7 @@ echo run >> "$home/runs"
 keep=
 for word in "$@"; do
   case "$word" in
-  -gencode=*|-Xcompiler=*|-cudart=*|--threads=*|--split-compile=*|-Xptxas=*|-lineinfo) ;;
+  -gencode=*|-Xcompiler=*|-cudart=*|--threads=*|-lineinfo) ;;
   *) keep="$keep $word" ;;
   esac
 done

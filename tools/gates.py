@@ -126,9 +126,11 @@ def compile_for(arch: str, nvcc: Path, sources: source.Snapshot) -> tuple[list[U
             (folder / part).mkdir()
         sources.write_to(folder / "src")
         extra = ["-cubin", "-Xptxas=-v", "-o", str(folder / "out.cubin")]
-        words = compiler.command(nvcc, (arch,), sources.unit, extra)
-        output = compiler.execute(words, folder / "src", folder / "tmp")
-    return parse(output, arch), time.perf_counter() - begin
+        usages = []
+        for unit in sources.units:
+            words = compiler.command(nvcc, (arch,), (unit,), extra)
+            usages += parse(compiler.execute(words, folder / "src", folder / "tmp"), arch)
+    return usages, time.perf_counter() - begin
 
 
 def suggest(usages: Sequence[Usage]) -> dict[str, int]:

@@ -30,7 +30,14 @@ GROUPS = (
     *(f"{kind}-{size}" for kind in ("clusters", "split") for size in CLUSTERS),
 )
 # Groups of racecheck by what the names of their kernels begin with.
-FAMILIES = {"rows": "Row", "resident": "Held", "whole": "Whole", "spread": "Spread", "clusters": "Cluster", "split": "Split"}
+FAMILIES = {
+    "rows": "Row",
+    "resident": "Held",
+    "whole": "Whole",
+    "spread": "Spread",
+    "clusters": "Cluster",
+    "split": "Split",
+}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FORMS = ("mixed", "ragged", "chunked")  # positions, ragged, paged
 WIDTH, K = 4500, 300
@@ -186,7 +193,8 @@ def run_group(group: str, run: Run) -> str | None:
         kernels = [kernel for kernel in _plan.KERNELS if kernel.startswith(FAMILIES[family])]
         if size and limits().clusters[int(size)] == 0:
             return f"the device runs no clusters of {size} blocks"
-        used = [dataclasses.replace(usual, kernel=kernel, cluster=int(size or (5 if family == "spread" else 1))) for kernel in kernels]
+        blocks = int(size) if size else 5 if family == "spread" else 1
+        used = [dataclasses.replace(usual, kernel=kernel, cluster=blocks) for kernel in kernels]
         for width in (NARROW, WIDTH) if family == "resident" else (WIDTH,):
             run_kinds(run, used, width)
     return None

@@ -77,8 +77,8 @@ class Plan:
         return self.number, self.cluster, self.margin, self.prefetch
 
     def __str__(self) -> str:
-        shared = f"{self.cluster} blocks and a workspace" if self.kernel in SPREAD else f"a cluster of {self.cluster} blocks"
-        blocks = "one block" if self.cluster == 1 else shared
+        several = "{} blocks and a workspace" if self.kernel in SPREAD else "a cluster of {} blocks"
+        blocks = "one block" if self.cluster == 1 else several.format(self.cluster)
         return f"kernel {self.kernel}, {blocks} a row, bracket of {self.margin:g} standard deviations"
 
 
@@ -130,10 +130,10 @@ def choose(rows: int, width: int, k: int, limits: DeviceLimits, aligned: bool = 
         fits = listed <= 0.7 * (1024 if cluster > 8 else 2048 if cluster > 4 else 4096)
         return Plan("Split512" if fits else "Cluster512", cluster, _MARGIN_FEW)
     blocks = min(limits.sms // max(rows, 1), width // 8192)
-    if blocks > 1 and not any(limits.clusters):
-        # No clusters here. Where there are, they win: the workspace costs a trip to memory and back.
-        if expected_listed(width, k, 4096, _MARGIN_FEW) <= 0.85 * _TABLE[KERNELS.index("Spread512")].room:
-            return Plan("Spread512", blocks, _MARGIN_FEW)
+    spread = _TABLE[KERNELS.index("Spread512")]
+    fits = expected_listed(width, k, spread.samples, _MARGIN_FEW) <= 0.85 * spread.room
+    if blocks > 1 and fits and not any(limits.clusters):  # where there are clusters they win
+        return Plan(spread.name, blocks, _MARGIN_FEW)
     for name in ("Whole1024",) if rows <= limits.sms else ("Whole512", "Whole1024"):
         kernel = _TABLE[KERNELS.index(name)]
         if expected_listed(width, k, kernel.samples, _MARGIN_FEW) <= 0.85 * kernel.room:

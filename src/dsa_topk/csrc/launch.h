@@ -164,15 +164,15 @@ inline bool with_kernel(int32_t kernel, F&& f) {
     case kRow128: f(FilterLaunch<Row128<E>>{}); return true;
     case kRow128Deep: f(FilterLaunch<Row128Deep<E>>{}); return true;
     case kRow256: f(FilterLaunch<Row256<E>>{}); return true;
-    case kRow512Deep: f(FilterLaunch<Row512Deep<E>>{}); return true;
-    case kCluster512: f(FilterLaunch<Cluster512<E>>{}); return true;
+    case kRow512Deep: f(FilterLaunch<BySize<E, Row512Deep<E>, Row256<E>>>{}); return true;
+    case kCluster512: f(BySize<E, FilterLaunch<Cluster512<E>>, SplitLaunch<Split512<E>>>{}); return true;
     case kHeld4K: f(ResidentLaunch<BySize<E, Held4K<E>, Held8K<E>>>{}); return true;
     case kHeld8K: f(ResidentLaunch<Held8K<E>>{}); return true;
     case kHeld16K: f(ResidentLaunch<Held16K<E>>{}); return true;
     case kSplit512: f(SplitLaunch<Split512<E>>{}); return true;
     case kWhole512: f(SplitLaunch<BySize<E, Whole512<E>, Whole1024<E>>>{}); return true;
     case kWhole1024: f(SplitLaunch<Whole1024<E>>{}); return true;
-    case kSpread512: f(SplitLaunch<Spread512<E>>{}); return true;
+    case kSpread512: f(SplitLaunch<BySize<E, Spread512<E>, Whole1024<E>>>{}); return true;
     default: return false;
   }
 }

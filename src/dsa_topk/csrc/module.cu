@@ -1,4 +1,4 @@
-// The one translation unit: launches, and the functions that Python calls through the TVM-FFI C ABI.
+// The functions that Python calls through the TVM-FFI C ABI, and the kernels for float32 (module16.cu has the others).
 //
 //   select(scores, lengths, row_starts, out_offsets, page_table, row_to_batch, page_table_starts, out, out_positions,
 //          out_scores, counters, k, form, page_size, largest, by_score, kernel, cluster, margin, prefetch)
@@ -11,72 +11,12 @@
 #include <tvm/ffi/c_api.h>
 #include <tvm/ffi/extra/c_env_api.h>
 
-#include <atomic>
 #include <mutex>
 #include <vector>
 
-#include "launch.h"
+#include "dispatch.h"
 
 namespace dsa {
-namespace {
-
-constexpr int kMaxDevices = 64;
-
-struct Device {
-  int index = 0;
-  bool programmatic = false;  // sm_90 and later
-  Limits limits;
-};
-
-// Attributes are set once a device and kernel, to what the device allows: whichever thread is first, all set the same.
-// The first use may happen inside a stream capture of any mode: loading a kernel is no stream operation, but the driver
-// refuses it there unless this thread's capture mode is relaxed for the moment.
-template <void (*kKernel)(Args), bool kClusters>
-cudaError_t prepare(const Device& device) {
-  static std::atomic<bool> done[kMaxDevices];
-  if (device.index < kMaxDevices && done[device.index].load(std::memory_order_acquire)) return cudaSuccess;
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  cudaError_t e = cudaThreadExchangeStreamCaptureMode(&mode);
-  if (e != cudaSuccess) return e;
-  e = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.limits.smem_per_block);
-  if (e == cudaSuccess)
-    e = cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-  if (e == cudaSuccess && kClusters)
-    e = cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  cudaThreadExchangeStreamCaptureMode(&mode);
-  if (e == cudaSuccess && device.index < kMaxDevices) done[device.index].store(true, std::memory_order_release);
-  return e;
-}
-
-// Facts of a device, asked for once a process and device.
-cudaError_t device_facts(int index, Device* device) {
-  static std::atomic<bool> known[kMaxDevices];
-  static Device devices[kMaxDevices];  // written under the lock, before `known`
-  static std::mutex lock;
-  if (index < kMaxDevices && known[index].load(std::memory_order_acquire)) {
-    *device = devices[index];
-    return cudaSuccess;
-  }
-  int major = 0;
-  Device d;
-  d.index = index;
-  cudaError_t e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
-  const auto ask = [&](int32_t* fact, cudaDeviceAttr attribute) {
-    if (e == cudaSuccess) e = cudaDeviceGetAttribute(fact, attribute, index);
-  };
-  ask(&d.limits.smem_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  ask(&d.limits.smem_per_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-  ask(&d.limits.sms, cudaDevAttrMultiProcessorCount);
-  if (e != cudaSuccess) return e;
-  d.programmatic = major >= 9;
-  if (index < kMaxDevices) {
-    const std::lock_guard<std::mutex> guard(lock);
-    devices[index] = d;
-    known[index].store(true, std::memory_order_release);
-  }
-  *device = d;
-  return cudaSuccess;
-}
 
 // Workspaces, zero when they are made and left zero by each launch: one a stream, and one a stream of each capture, so
 // that launches which may run at the same time (streams, graphs, branches of a graph) never share one. They live as
@@ -121,54 +61,36 @@ cudaError_t workspace_of(const Device& device, cudaStream_t stream, int64_t byte
   return cudaSuccess;
 }
 
-template <void (*kKernel)(Args), bool kClusters>
-cudaError_t launch(const Args& a, const LaunchShape& shape, const Device& device, cudaStream_t stream) {
-  const cudaError_t e = prepare<kKernel, kClusters>(device);
-  if (e != cudaSuccess) return e;
-  cudaLaunchAttribute attributes[2];
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
-  config.blockDim = dim3(shape.threads);
-  config.dynamicSmemBytes = shape.smem_bytes;
-  config.stream = stream;
-  config.attrs = attributes;
-  if (shape.cluster > 1) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
-  }
-  if (device.programmatic) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  return cudaLaunchKernelEx(&config, kKernel, a);
-}
+namespace {
 
-template <class E>
-cudaError_t launch_select(const Args& given, int32_t kernel, int32_t cluster, bool by_score, const Device& device,
-                          cudaStream_t stream) {
-  Args a = given;
-  if (by_score) {
-    a.raw = 1;
-    a.out_positions = nullptr;
-    a.out_scores = nullptr;
+// Facts of a device, asked for once a process and device.
+cudaError_t device_facts(int index, Device* device) {
+  static std::atomic<bool> known[kMaxDevices];
+  static Device devices[kMaxDevices];  // written under the lock, before `known`
+  static std::mutex lock;
+  if (index < kMaxDevices && known[index].load(std::memory_order_acquire)) {
+    *device = devices[index];
+    return cudaSuccess;
   }
-  // More rows than a workspace has counters fill the device without it.
-  if (kernel == kSpread512 && a.rows > kTickets) kernel = kWhole512;
-  cudaError_t e = cudaErrorInvalidValue;
-  with_kernel<E>(kernel, [&](auto l) {
-    using L = decltype(l);
-    const LaunchShape shape = L::shape(a, cluster, device.limits);
-    if (shape.workspace_bytes) {
-      e = workspace_of(device, stream, shape.workspace_bytes, &a.workspace);
-      if (e != cudaSuccess) return;
-    }
-    e = launch<L::kernel, L::kMulti>(a, shape, device, stream);
-  });
-  if (e != cudaSuccess || !by_score) return e;
-  int32_t size = 1;
-  while (size < given.k) size <<= 1;
-  const LaunchShape shape{kOrderThreads, 1, size * 8, given.rows};
-  return launch<order_kernel<OrderConfig<E>>, false>(given, shape, device, stream);
+  int major = 0;
+  Device d;
+  d.index = index;
+  cudaError_t e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
+  const auto ask = [&](int32_t* fact, cudaDeviceAttr attribute) {
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(fact, attribute, index);
+  };
+  ask(&d.limits.smem_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  ask(&d.limits.smem_per_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+  ask(&d.limits.sms, cudaDevAttrMultiProcessorCount);
+  if (e != cudaSuccess) return e;
+  d.programmatic = major >= 9;
+  if (index < kMaxDevices) {
+    const std::lock_guard<std::mutex> guard(lock);
+    devices[index] = d;
+    known[index].store(true, std::memory_order_release);
+  }
+  *device = d;
+  return cudaSuccess;
 }
 
 // Restores the calling thread's device.

@@ -44,18 +44,16 @@ _HINTS = (
 
 
 def command(
-    nvcc: Path, archs: tuple[str, ...], unit: str, extra: Sequence[str] = (), *, link: Path | None = None
+    nvcc: Path, archs: tuple[str, ...], units: Sequence[str], extra: Sequence[str] = (), *, link: Path | None = None
 ) -> list[str]:
-    """The nvcc command for ``unit`` in the current folder; with ``link`` the toolkit's root, as a shared module."""
+    """The nvcc command for ``units`` in the current folder; with ``link`` the toolkit's root, as a shared module."""
     includes, tvm_lib = toolchain.tvm_ffi_paths()
     words = [str(nvcc), *source.DEVICE_FLAGS, *source.gencode(archs), "-I.", *(f"-I{path}" for path in includes)]
-    if (toolchain.release(toolchain.version(nvcc)) or (0, 0)) >= source.PARALLEL_SINCE:
-        words += source.PARALLEL_FLAGS
     if link is not None:
         # The root's own folders are named because pip wheels have no lib64, where their nvcc.profile points.
         folders = [*toolchain.library_dirs(link), tvm_lib]
         words += [*source.LINK_FLAGS, "--threads=0", *(f"-L{path}" for path in folders), "-ltvm_ffi"]
-    return [*words, *extra, unit]
+    return [*words, *extra, *units]
 
 
 def execute(words: Sequence[str], folder: Path, temporary: Path, log_to: Path | None = None) -> str:

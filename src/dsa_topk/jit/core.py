@@ -321,7 +321,7 @@ def _build(finder: Finder, store: Store, found: tuple[toolchain.Nvcc, str], arch
             for folder in (scratch / "tmp", scratch / "src", entry):
                 folder.mkdir(parents=True)
             finder.sources.write_to(scratch / "src")
-            words = compiler.command(nvcc.path, archs, finder.sources.unit, link=toolchain.toolkit_root(nvcc.path))
+            words = compiler.command(nvcc.path, archs, finder.sources.units, link=toolchain.toolkit_root(nvcc.path))
             words += ["-o", str(entry / MODULE)]
             compiler.execute(words, scratch / "src", scratch / "tmp", store.root / f"{key}.log")
             data = (entry / MODULE).read_bytes()

@@ -23,9 +23,6 @@ SUFFIXES = (".cu", ".cuh", ".h", ".hpp", ".inl")
 
 # Everything that changes the machine code. No -use_fast_math: denormals and -0.0 must survive.
 DEVICE_FLAGS = ("-std=c++17", "-O3", "-lineinfo")
-# Two threads where one nvcc run has but one target and one unit; the result does not depend on it. Since CUDA 12.8.
-PARALLEL_FLAGS = ("--split-compile=2", "-Xptxas=--split-compile=2")
-PARALLEL_SINCE = (12, 8)
 # Static cudart: the module then depends on nothing of CUDA but the driver. Nothing may be exported by accident.
 LINK_FLAGS = ("-shared", "-cudart=static", "-Xcompiler=-fPIC,-fvisibility=hidden")
 
@@ -39,6 +36,12 @@ class Snapshot:
     files: tuple[tuple[str, bytes], ...]
     digest: str
 
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Everything that is compiled, the main unit first: nvcc takes them in parallel."""
+        others = (name for name, _ in self.files if name.endswith(".cu") and name != self.unit)
+        return self.unit, *others
+
     def write_to(self, target: Path) -> None:
         """Write the files below ``target`` (a folder that only we use)."""
         for name, data in self.files:
@@ -48,7 +51,7 @@ class Snapshot:
 
 
 def snapshot(folder: Path = CSRC, unit: str = UNIT) -> Snapshot:
-    """Read every source below ``folder``; ``unit`` is the one that is compiled.
+    """Read every source below ``folder``; ``unit`` is the one that Python calls, compiled with every other .cu.
 
     Raises
     ------
