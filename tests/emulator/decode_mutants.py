@@ -196,14 +196,6 @@ DECODE = (
         hint="plateaus",
     ),
     Mutant(
-        "crowded bin of a split row taken for a list",
-        "split.cuh",
-        "if (f.count > kTieCap || !Bins",
-        "if (f.count > 100 * kTieCap || !Bins",
-        "the list overflows",
-        hint="plateaus",
-    ),
-    Mutant(
         "ties in the order of arrival in the list",
         "kth.cuh",
         "(other == score && other_tag < tag)",
@@ -297,8 +289,8 @@ DECODE = (
     Mutant(
         "last groups of a row in no slice",
         "split.cuh",
-        "(__umulhi(groups - 1u, a.cluster_magic) + 32u) & ~31u",
-        "(__umulhi(groups - 1u, a.cluster_magic) + 31u) & ~31u",
+        "(divide(groups - 1u) + 32u) & ~31u",
+        "(divide(groups - 1u) + 31u) & ~31u",
         "rows whose groups are a few more than whole lines for every block",
         hint="short_slices",
     ),
