@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dsa_topk.testing import distributions
+from dsa_topk.testing import distributions, shapes
 from emulator.build import compiler
 from emulator.cases import Case
 from emulator.decode_cases import CAPACITY, DECODE_GROUPS, DECODE_ROUTES, owned_columns, sampled_columns
@@ -112,3 +112,16 @@ def test_every_schedule_of_the_rare_ways() -> None:
             for seed in range(16):
                 case.options = Options(seed=seed, schedule=seed % 4, preempt=(0, 32, 1024)[seed % 3])
                 run(case)
+
+
+@pytest.mark.parametrize("kernel", ["Held8K", "Held16K"])
+def test_rows_that_no_register_holds(kernel: str) -> None:
+    """Rows longer than the kernel holds take the exact path. It shares its memory with what thread 0 has noted by then:
+    an offset got among the counters, and as many slots stayed unwritten (found on a GPU, in 16-bit scores)."""
+    width, k = 20011, 512
+    shape = shapes.make("prefill_cp", rows=12, width=width, k=k, seed=3)
+    scores = distributions.make("all_nan", 12, width, dtype=torch.bfloat16, seed=5, k=k)
+    for seed in range(3):
+        call = prepare(scores, shape.lengths, k, form=shape.form, **shape.kwargs())
+        wrong = Case(f"{kernel} seed {seed}", call, kernel, options=Options(seed=seed)).wrong(emulated())
+        assert wrong is None, wrong

@@ -209,7 +209,7 @@ busy, others = [torch.cuda.Stream() for _ in range(2)], [torch.cuda.Stream() for
 for stream in busy:  # all SMs, and one thread that sits on one of them for some ten milliseconds
     with torch.cuda.stream(stream):
         torch.cuda._sleep(20_000_000)
-        for _ in range(40):
+        for _ in range(400):
             a @ a
 done = torch.cuda.Event()
 flags = []

@@ -373,13 +373,4 @@ KERNELS = (
         "a fast block's second counts overwrite the first ones",
         hint="narrow_brackets crowds",
     ),
-    Mutant(
-        "no barrier before the sample's ends are read",
-        "retry.cuh",
-        "  __syncthreads();  // what thread 0 noted of the sample is read below, and not every way here has met a"
-        " barrier since\n",
-        "",
-        "a race on s.top: a row of -inf as far as the sample sees, too wide for a plateau pass",
-        hint="between_the_samples",
-    ),
 )

@@ -199,6 +199,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) resident_kernel(co
   }
   if (n + vector_shift<E>(window) > C::kCapacity) {  // _plan.py does not let that happen
     ptx::wait_copies();
+    __syncthreads();  // it uses the same memory, which other threads may still be preparing
     exact_path<C>(a);
     return;
   }

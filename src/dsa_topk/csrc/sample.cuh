@@ -122,7 +122,7 @@ __device__ __forceinline__ Bracket sample_bracket(const Args& a, const Row<typen
     const Found lo = s.found[0], hi = s.found[1];
     b.lo = lo.bin < 0 ? -INFINITY : top - static_cast<float>(lo.bin + 1) * width;
     b.hi = hi.bin < 0 ? INFINITY : top - static_cast<float>(hi.bin) * width;
-    const int32_t inside = lo.above + lo.count - (hi.bin < 0 ? 0 : hi.above);
+    const int32_t inside = lo.bin < 0 ? 0 : lo.above + lo.count - (hi.bin < 0 ? 0 : hi.above);
     // Far more samples inside than the two ranks explain: outliers stretched the bins, or one value is heavy. Or the
     // bracket reaches into the clipped lowest: masks of -inf.
     b.sight = lo.bin >= 0 ? (inside > rank.most() ? kBlurred : kClear) : rank.lo <= kTotal ? kLowest : kClear;
