@@ -121,14 +121,16 @@ def choose(rows: int, width: int, k: int, limits: DeviceLimits, aligned: bool = 
     held = next((kernel for kernel in _HELD if span <= kernel.room), None)
     if held is not None:
         return Plan(held.name, 1, _MARGIN_FEW)
-    # As many blocks a row as still run at once; more than eight do not help rows this short.
+    # As many blocks a row as still run at once and have room for its list; more than eight do not help rows this short.
     most = 16 if width > 32768 else 8
-    cluster = next((size for size in range(most, 1, -1) if limits.clusters[size] >= rows), 1)
-    if cluster > 1:
-        # A block's part of the row's list, one of average luck; what it can send to others is less in large clusters.
-        listed = expected_listed(width, k, 2048, _MARGIN_FEW) / cluster
-        fits = listed <= 0.7 * (1024 if cluster > 8 else 2048 if cluster > 4 else 4096)
-        return Plan("Split512" if fits else "Cluster512", cluster, _MARGIN_FEW)
+    sizes = [size for size in range(most, 1, -1) if limits.clusters[size] >= rows]
+    listed = expected_listed(width, k, 2048, _MARGIN_FEW)
+    for size in sizes:
+        # A block's part of the list, by average luck. What it can send to others is less in large clusters.
+        if listed / size <= 0.7 * (1024 if size > 8 else 2048 if size > 4 else 4096):
+            return Plan("Split512", size, _MARGIN_FEW)
+    if sizes:
+        return Plan("Cluster512", sizes[0], _MARGIN_FEW)
     blocks = min(limits.sms // max(rows, 1), width // 8192)
     spread = _TABLE[KERNELS.index("Spread512")]
     fits = expected_listed(width, k, spread.samples, _MARGIN_FEW) <= 0.85 * spread.room

@@ -50,8 +50,8 @@ struct Args {
   int32_t prefetch;        // bytes of a slice's head to ask for before the sample is drawn
   uint32_t* workspace;     // of a spread row (split.cuh), or nullptr
   int32_t raw;             // 1: store positions whatever the form (order.cuh transforms them afterwards)
-  // Calls without starts and table rows of their own, as decoding makes them: what every row has room for (scores,
-  // table), else -1; and the page-table entries of so many scores, 0 where no row has a table.
+  // Calls without starts, as decoding makes them: what every row has room for (scores, table), else -1; and the
+  // page-table entries of so many scores, 0 where no row has a table.
   int32_t simple_room, simple_pages;
   uint32_t* counters;  // nullptr, or kPaths counters: rows that took each path (tests and profiles)
 };

@@ -191,10 +191,10 @@ inline bool with_element(int32_t dtype, F&& f) {
 inline void set_simple(Args& a) {
   a.simple_room = -1;
   a.simple_pages = 0;
-  if (!a.lengths.data || a.lengths.is64 || a.row_starts.data || a.row_to_batch.data || a.page_table_starts.data) return;
+  if (!a.lengths.data || a.lengths.is64 || a.row_starts.data || a.page_table_starts.data) return;
   if (a.form != kPaged) {
     a.simple_room = a.width;
-  } else if (a.table_rows >= a.rows) {
+  } else if (a.row_to_batch.data || a.table_rows >= a.rows) {
     const bool short_table = a.table_width < a.width && a.table_width * a.page_size < a.width;
     a.simple_room = short_table ? static_cast<int32_t>(a.table_width * a.page_size) : a.width;
     a.simple_pages = static_cast<int32_t>((static_cast<int64_t>(a.simple_room) + a.page_size - 1) / a.page_size);

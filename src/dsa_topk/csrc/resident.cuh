@@ -55,7 +55,7 @@ __device__ __forceinline__ void drop_ties(float (&x)[C::kPer], const Portion<C>&
 // neighbours share their page and its entry is at hand. Else positions, to be looked up one by one.
 template <class C>
 __device__ __forceinline__ bool results_of(const Args& a, const Portion<C>& place, uint64_t where, const int32_t* pages,
-                                           uint32_t (&value)[C::kVectors]) {
+                                           uint32_t page_count, uint32_t (&value)[C::kVectors]) {
 #pragma unroll
   for (int j = 0; j < C::kVectors; ++j) value[j] = static_cast<uint32_t>(place.of(4 * j));
   if (a.out_positions || a.out_scores || a.raw) return false;
@@ -65,8 +65,8 @@ __device__ __forceinline__ bool results_of(const Args& a, const Portion<C>& plac
     for (int j = 0; j < C::kVectors; ++j) value[j] += offset;
     return true;
   }
-  if (!pages || (static_cast<uint32_t>(place.first | a.page_size) & 3u)) return false;
-  const uint32_t last = static_cast<uint32_t>(a.simple_pages - 1);
+  if (page_count == 0 || (static_cast<uint32_t>(place.first | a.page_size) & 3u)) return false;
+  const uint32_t last = page_count - 1u;
 #pragma unroll
   for (int j = 0; j < C::kVectors; ++j) {
     uint32_t page = static_cast<uint32_t>((static_cast<uint64_t>(value[j]) * a.page_magic) >> a.page_shift);
@@ -120,7 +120,7 @@ __device__ __noinline__ void finish_row_at(const Args& a, Threshold t) {
   hold_again<C>(x, row, place);
   if (t.cut) drop_ties<C>(x, place, t, a.largest != 0);
   uint32_t value[C::kVectors];
-  const bool direct = results_of<C>(a, place, row.where, nullptr, value);
+  const bool direct = results_of<C>(a, place, row.where, nullptr, 0, value);
   finish_held<C>(a, index, x, t.score, s, value, direct);
 }
 
@@ -169,27 +169,38 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) resident_kernel(co
   for (int i = 0; i < Bins::kFine / C::kThreads; ++i) s.hist[i * C::kThreads + tid] = 0;
   if (tid == 0) s.member_count = 0;
   const int32_t index = row_index<C>(a);
-  const bool staged = a.simple_pages > 0 && a.simple_pages <= C::kThreads;
   const typename E::Bits* window = static_cast<const typename E::Bits*>(a.scores) + index * a.row_stride;
   const int32_t* length_at = static_cast<const int32_t*>(a.lengths.data) + index * a.lengths.stride;
-  const int32_t* entries = a.page_table + index * a.table_stride + tid;
   ptx::pdl_wait();
 
   typename E::Bits b[C::kPer];
   int32_t n;
+  uint32_t page_count = 0;  // entries in shared memory; none where there are more
   if (a.simple_room >= 0) {
     // All that the buffer has is asked for at once, before the row's length is known.
     hold<C>(b, window, a.width, Portion<C>(-vector_shift<E>(window)));
     const int32_t length = *length_at;
-    if (staged && tid < a.simple_pages) ptx::copy_async(&shared.pages[tid], entries);
+    const int64_t table_row = a.form == kPaged ? simple_table_row(a, index) : 0;
+    if (a.simple_pages <= C::kThreads && table_row >= 0) {
+      page_count = static_cast<uint32_t>(a.simple_pages);
+      if (tid < a.simple_pages) ptx::copy_async(&shared.pages[tid], a.page_table + table_row * a.table_stride + tid);
+    }
     if (tid == 0) s.where = static_cast<uint64_t>(a.form == kRagged ? load_index(a.out_offsets, index, 0) : 0);
-    n = length < 0 ? 0 : length < a.simple_room ? length : a.simple_room;
+    n = length < 0 || table_row < 0 ? 0 : length < a.simple_room ? length : a.simple_room;
   } else {
     const Row<E> row(a, index);
     window = row.window;
-    hold<C>(b, window, row.n, Portion<C>(-vector_shift<E>(window)));
-    if (tid == 0) s.where = row.where;
     n = row.n;
+    hold<C>(b, window, n, Portion<C>(-vector_shift<E>(window)));
+    if (tid == 0) s.where = row.where;
+    if (a.form == kPaged && n > 0) {
+      const uint32_t last = static_cast<uint32_t>((static_cast<uint64_t>(n - 1) * a.page_magic) >> a.page_shift);
+      if (last < C::kThreads) {
+        page_count = last + 1u;
+        if (static_cast<uint32_t>(tid) <= last)
+          ptx::copy_async(&shared.pages[tid], reinterpret_cast<const int32_t*>(row.where) + tid);
+      }
+    }
   }
   const Portion<C> place(-vector_shift<E>(window));
   if (n <= a.k) {
@@ -246,7 +257,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) resident_kernel(co
   ptx::wait_copies();
   __syncthreads();
   uint32_t value[C::kVectors];
-  const bool direct = results_of<C>(a, place, s.where, staged ? shared.pages : nullptr, value);
+  const bool direct = results_of<C>(a, place, s.where, shared.pages, page_count, value);
   rank_members<C>(s, f.count, a.k - f.above, a.largest != 0);
   __syncthreads();
   const Threshold t = threshold_of(s);

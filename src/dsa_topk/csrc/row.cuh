@@ -13,6 +13,13 @@ __device__ __forceinline__ int64_t load_index(const IndexVector& v, int64_t i, i
   return static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(high)) << 32 | static_cast<uint32_t>(low));
 }
 
+// The page-table row of a row of a simple call (launch.h, set_simple), which it uses from its first entry on; negative:
+// there is none, and the row is empty.
+__device__ __forceinline__ int64_t simple_table_row(const Args& a, int64_t row) {
+  const int64_t batch = load_index(a.row_to_batch, row, row);
+  return batch < a.table_rows ? batch : -1;
+}
+
 __device__ __forceinline__ int64_t clamp64(int64_t x, int64_t lo, int64_t hi) { return x < lo ? lo : x > hi ? hi : x; }
 
 // Lives in registers through the whole kernel, so it holds no more than what takes loads to find.

@@ -105,19 +105,20 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const
 
   int32_t n;
   const Bits* window = static_cast<const Bits*>(a.scores) + index * a.row_stride;
+  uint64_t where;  // Row::where
   if (a.simple_room >= 0) {
     const int32_t length = static_cast<const int32_t*>(a.lengths.data)[index * a.lengths.stride];
-    n = length < 0 ? 0 : length < a.simple_room ? length : a.simple_room;
-    if (tid == 0) {
-      s.where = a.form == kRagged ? static_cast<uint64_t>(load_index(a.out_offsets, index, 0))
-                                  : reinterpret_cast<uint64_t>(a.page_table + index * a.table_stride);
-    }
+    const int64_t table_row = a.form == kPaged ? simple_table_row(a, index) : 0;
+    n = length < 0 || table_row < 0 ? 0 : length < a.simple_room ? length : a.simple_room;
+    where = a.form == kRagged ? static_cast<uint64_t>(load_index(a.out_offsets, index, 0))
+                              : reinterpret_cast<uint64_t>(a.page_table + table_row * a.table_stride);
   } else {
     const Row<E> row(a, index);
     window = row.window;
     n = row.n;
-    if (tid == 0) s.where = row.where;
+    where = row.where;
   }
+  if (tid == 0) s.where = where;
   if (n <= a.k || n < kMinSampled || n > kMaxSplit) {
     if (kMulti) ptx::cluster_wait();
     if (n <= a.k) {
@@ -158,12 +159,12 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const
   hold<C>(ahead, window, end, place);
   bool staged = false;
   uint32_t first_page = 0;
-  if (a.simple_room >= 0 && a.form == kPaged && end > begin) {
+  if (a.form == kPaged && end > begin) {
     first_page = StagedPages::page_of(a, static_cast<uint32_t>(begin > 0 ? begin : 0));
     const uint32_t pages = StagedPages::page_of(a, static_cast<uint32_t>(end - 1)) - first_page + 1;
     staged = pages <= C::kPages;
     if (staged) {
-      const int32_t* entries = a.page_table + index * a.table_stride + first_page;
+      const int32_t* entries = reinterpret_cast<const int32_t*>(where) + first_page;
 #pragma unroll 1
       for (uint32_t i = tid; i < pages; i += C::kThreads) ptx::copy_async(&shared.pages[i], entries + i);
     }
