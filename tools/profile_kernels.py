@@ -37,11 +37,11 @@ METRICS = {
     "registers": "launch__registers_per_thread",
     "warps an SM": "sm__warps_active.avg.per_cycle_active",
     "waves": "launch__waves_per_multiprocessor",
-    "issue slots busy %": "sm__inst_issued.avg.pct_of_peak_sustained_active",
-    "DRAM %": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
-    "L2 %": "lts__t_sectors.avg.pct_of_peak_sustained_elapsed",
-    "shared pipe %": "l1tex__data_pipe_lsu_wavefronts_mem_shared.avg.pct_of_peak_sustained_elapsed",
-    "bank conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
+    "issue slots busy %": "smsp__issue_active.avg.pct_of_peak_sustained_active",
+    "DRAM %": "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+    "L2 %": "lts__throughput.avg.pct_of_peak_sustained_elapsed",
+    "L1 and shared %": "l1tex__throughput.avg.pct_of_peak_sustained_active",
+    "bank reads %": "l1tex__data_bank_reads.avg.pct_of_peak_sustained_elapsed",
 }
 STALLS = "smsp__average_warps_issue_stalled_"
 
@@ -75,7 +75,7 @@ def table(path: Path) -> str:
     first = next(i for i, line in enumerate(lines) if line.startswith('"ID"'))
     rows = list(csv.DictReader(lines[first:]))[1:]  # the first holds the units
     labels = [f"{kernel} / {cluster}, {n} x {width}" for kernel, cluster, n, width in LAUNCHES]
-    labels += ["Held8K, 64 x 8192", "order, 64 x 2048"]
+    labels += ["Held8K, 64 x 8192 (positions)", "order, 64 x 2048"]
     out = ["| launch | " + " | ".join(METRICS) + " | warps wait for |", "|---" * (len(METRICS) + 2) + "|"]
     for label, row in zip(labels, rows, strict=True):
         stalls = {
@@ -84,15 +84,15 @@ def table(path: Path) -> str:
             if name.startswith(STALLS) and name.endswith("_per_issue_active.ratio")
         }
         worst = sorted(stalls.items(), key=lambda item: -item[1])[:4]
-        cells = [shorten(row.get(metric, "")) for metric in METRICS.values()]
+        cells = [shorten(row.get(metric, ""), 1e-3 if unit == "us" else 1.0) for unit, metric in METRICS.items()]
         out.append(f"| {label} | " + " | ".join(cells) + " | " + ", ".join(f"{n} {v:.1f}" for n, v in worst) + " |")
     return "\n".join(out)
 
 
-def shorten(text: str) -> str:
-    """A figure of ncu's with three digits."""
+def shorten(text: str, scale: float) -> str:
+    """A figure of ncu's, scaled (its times are nanoseconds), with three digits."""
     try:
-        value = float(text.replace(",", ""))
+        value = float(text.replace(",", "")) * scale
     except ValueError:
         return text or "-"
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
