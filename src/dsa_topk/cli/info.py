@@ -14,7 +14,10 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-PACKAGES = ("torch", "apache-tvm-ffi", "cuda-pathfinder", "numpy", "safetensors", "flashinfer-python", "sgl-kernel")
+PACKAGES = (
+    *("torch", "apache-tvm-ffi", "cuda-pathfinder", "numpy", "safetensors", "flashinfer-python"),
+    *("sglang-kernel", "sgl-kernel"),  # the same package by its new and its old name
+)
 
 _MEGABYTE = 1 << 20
 

@@ -16,6 +16,7 @@ namespace dsa {
 template <class C>
 struct ResidentShared {
   int32_t pages[C::kThreads];  // entries of the row's page table, where they are no more than that
+  uint32_t page_count;         // how many lie there; 0: look them up
   // In the end the row's results, k of them, take the histogram's place, which is the end of this: as much memory as
   // the greater of the two is behind it.
   KthShared kth;
@@ -175,7 +176,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) resident_kernel(co
 
   typename E::Bits b[C::kPer];
   int32_t n;
-  uint32_t page_count = 0;  // entries in shared memory; none where there are more
+  uint32_t page_count = 0;
   if (a.simple_room >= 0) {
     // All that the buffer has is asked for at once, before the row's length is known.
     hold<C>(b, window, a.width, Portion<C>(-vector_shift<E>(window)));
@@ -202,6 +203,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) resident_kernel(co
       }
     }
   }
+  if (tid == 0) shared.page_count = page_count;  // not kept: registers are short
   const Portion<C> place(-vector_shift<E>(window));
   if (n <= a.k) {
     ptx::wait_copies();
@@ -257,7 +259,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) resident_kernel(co
   ptx::wait_copies();
   __syncthreads();
   uint32_t value[C::kVectors];
-  const bool direct = results_of<C>(a, place, s.where, shared.pages, page_count, value);
+  const bool direct = results_of<C>(a, place, s.where, shared.pages, shared.page_count, value);
   rank_members<C>(s, f.count, a.k - f.above, a.largest != 0);
   __syncthreads();
   const Threshold t = threshold_of(s);
