@@ -363,7 +363,7 @@ DECODE = (
         "    if (place.of(i) >= n) x[i] = C::E::value(C::E::kNaN);\n",
         "",
         "the row was loaded before its length was known",
-        hint="by_shape by_distribution",
+        hint="decode_tables by_shape by_distribution",
     ),
     Mutant(
         "wider than its page table",
@@ -376,7 +376,10 @@ DECODE = (
     Mutant(
         "length of a decode call not clamped",
         "resident.cuh",
-        "n = length < 0 ? 0 : length < a.simple_room ? length : a.simple_room;",
+        (
+            "n = length < 0 || table_row < 0 ? 0"
+            " : length < a.simple_room ? length : a.simple_room;"
+        ),
         "n = length;",
         "scores of the next row",
         hint="decode_tables by_distribution",
@@ -384,7 +387,10 @@ DECODE = (
     Mutant(
         "length of a split row not clamped",
         "split.cuh",
-        "n = length < 0 ? 0 : length < a.simple_room ? length : a.simple_room;",
+        (
+            "n = length < 0 || table_row < 0 ? 0"
+            " : length < a.simple_room ? length : a.simple_room;"
+        ),
         "n = length;",
         "scores of the next row",
         hint="decode_tables by_distribution",
@@ -416,8 +422,11 @@ DECODE = (
     Mutant(
         "groups of four across pages",
         "resident.cuh",
-        "if (!pages || (static_cast<uint32_t>(place.first | a.page_size) & 3u)) return false;",
-        "if (!pages) return false;",
+        (
+            "if (page_count == 0 || (static_cast<uint32_t>(place.first | a.page_size) & 3u))"
+            " return false;"
+        ),
+        "if (page_count == 0) return false;",
         "page sizes that are no multiple of four",
         hint="decode_tables",
     ),
