@@ -88,7 +88,7 @@ class StackPool {
 #else
   static constexpr size_t kUsable = 64 << 10;
 #endif
-  static constexpr size_t kPage = 4096, kStride = kUsable + kPage, kChunk = 64;
+  static constexpr size_t kPage = 4096, kStride = kUsable + kPage, kChunk = 64, kGuarded = 16384;
 
   uint8_t* bottom(size_t i) {
     while (i >= chunks_.size() * kChunk) grow();
@@ -128,7 +128,12 @@ class StackPool {
       std::perror("emulator: no memory for fiber stacks");
       std::abort();
     }
-    for (size_t i = 0; i < kChunk; ++i) mprotect(static_cast<uint8_t*>(p) + i * kStride, kPage, PROT_NONE);
+    // Each guard page costs two of the process's mappings, of which Linux gives 65530 (vm.max_map_count). A grid with
+    // more threads than that leaves the later stacks unguarded, as otherwise malloc would fail.
+    const bool guarded = (chunks_.size() + 1) * kChunk <= kGuarded;
+    for (size_t i = 0; i < kChunk && guarded; ++i) {
+      mprotect(static_cast<uint8_t*>(p) + i * kStride, kPage, PROT_NONE);
+    }
     chunks_.push_back(static_cast<uint8_t*>(p));
   }
   std::vector<uint8_t*> chunks_;

@@ -376,10 +376,7 @@ DECODE = (
     Mutant(
         "length of a decode call not clamped",
         "resident.cuh",
-        (
-            "n = length < 0 || table_row < 0 ? 0"
-            " : length < a.simple_room ? length : a.simple_room;"
-        ),
+        ("n = length < 0 || table_row < 0 ? 0 : length < a.simple_room ? length : a.simple_room;"),
         "n = length;",
         "scores of the next row",
         hint="decode_tables by_distribution",
@@ -387,10 +384,7 @@ DECODE = (
     Mutant(
         "length of a split row not clamped",
         "split.cuh",
-        (
-            "n = length < 0 || table_row < 0 ? 0"
-            " : length < a.simple_room ? length : a.simple_room;"
-        ),
+        ("n = length < 0 || table_row < 0 ? 0 : length < a.simple_room ? length : a.simple_room;"),
         "n = length;",
         "scores of the next row",
         hint="decode_tables by_distribution",
@@ -422,10 +416,7 @@ DECODE = (
     Mutant(
         "groups of four across pages",
         "resident.cuh",
-        (
-            "if (page_count == 0 || (static_cast<uint32_t>(place.first | a.page_size) & 3u))"
-            " return false;"
-        ),
+        ("if (page_count == 0 || (static_cast<uint32_t>(place.first | a.page_size) & 3u)) return false;"),
         "if (page_count == 0) return false;",
         "page sizes that are no multiple of four",
         hint="decode_tables",
