@@ -36,7 +36,9 @@ _TABLE = (
     Kernel("Whole1024", 1024, 4096, 8192),
     Kernel("Spread512", 512, 4096, 8192, spread=True),
 )
-KERNELS = tuple(kernel.name for kernel in _TABLE)
+_BY_NAME = {kernel.name: kernel for kernel in _TABLE}
+
+KERNELS = tuple(_BY_NAME)
 """The kernels of csrc/launch.h, by their number."""
 
 SEVERAL = frozenset(kernel.name for kernel in _TABLE if kernel.several)
@@ -132,12 +134,12 @@ def choose(rows: int, width: int, k: int, limits: DeviceLimits, aligned: bool = 
     if sizes:
         return Plan("Cluster512", sizes[0], _MARGIN_FEW)
     blocks = min(limits.sms // max(rows, 1), width // 8192)
-    spread = _TABLE[KERNELS.index("Spread512")]
+    spread = _BY_NAME["Spread512"]
     fits = expected_listed(width, k, spread.samples, _MARGIN_FEW) <= 0.85 * spread.room
     if blocks > 1 and fits and not any(limits.clusters):  # where there are clusters they win
         return Plan(spread.name, blocks, _MARGIN_FEW)
     for name in ("Whole1024",) if rows <= limits.sms else ("Whole512", "Whole1024"):
-        kernel = _TABLE[KERNELS.index(name)]
+        kernel = _BY_NAME[name]
         if expected_listed(width, k, kernel.samples, _MARGIN_FEW) <= 0.85 * kernel.room:
             return Plan(name, 1, _MARGIN_FEW)
     return Plan("Row512Deep", 1, _MARGIN_FEW)
@@ -161,7 +163,7 @@ def expected_listed(width: int, k: int, samples: int, margin: float) -> float:
 def _first_with_room(names: tuple[str, ...], width: int, k: int, margin: float) -> str:
     """The first kernel whose lists hold the bracket's candidates, else the last: a full list is exact too, but slow."""
     for name in names:
-        kernel = _TABLE[KERNELS.index(name)]
+        kernel = _BY_NAME[name]
         if 1.1 * expected_candidates(width, k, kernel.samples, margin) <= kernel.room:  # a tenth for the bins
             return name
     return names[-1]

@@ -25,9 +25,9 @@ DECODE = (
     ),
     Mutant(
         "no barrier between the ends of warps and of the block",
-        "kth.cuh",
-        "    s.wb[warp] = most;\n  }\n  __syncthreads();\n",
-        "    s.wb[warp] = most;\n  }\n",
+        "block.cuh",
+        "    warp_most[warp] = most;\n  }\n  __syncthreads();\n",
+        "    warp_most[warp] = most;\n  }\n",
         "threads see different bins, and count in bins that are cleared later",
         hint="by_distribution",
     ),
@@ -376,7 +376,7 @@ DECODE = (
     Mutant(
         "length of a decode call not clamped",
         "resident.cuh",
-        ("n = length < 0 || table_row < 0 ? 0 : length < a.simple_room ? length : a.simple_room;"),
+        "n = simple_length(a, length, table_row);",
         "n = length;",
         "scores of the next row",
         hint="decode_tables by_distribution",
@@ -384,7 +384,7 @@ DECODE = (
     Mutant(
         "length of a split row not clamped",
         "split.cuh",
-        ("n = length < 0 || table_row < 0 ? 0 : length < a.simple_room ? length : a.simple_room;"),
+        "n = simple_length(a, length, table_row);",
         "n = length;",
         "scores of the next row",
         hint="decode_tables by_distribution",
@@ -392,8 +392,8 @@ DECODE = (
     Mutant(
         "first staged page off by one",
         "split.cuh",
-        "first_page = StagedPages::page_of(a, static_cast<uint32_t>(begin > 0 ? begin : 0));",
-        "first_page = StagedPages::page_of(a, static_cast<uint32_t>(begin > 0 ? begin : 0)) + 1u;",
+        "first_page = page_of(a, static_cast<uint32_t>(begin > 0 ? begin : 0));",
+        "first_page = page_of(a, static_cast<uint32_t>(begin > 0 ? begin : 0)) + 1u;",
         "the first page of a slice",
         hint="decode_tables",
     ),

@@ -25,6 +25,8 @@ from typing import Any
 
 import torch
 
+from dsa_topk._files import write_json
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
@@ -166,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     data: dict[str, Any] = {"outcome": tests.pop("outcome"), "packages": packages, **header, "partial": True, **tests}
     data["bench"] = bench(options.bench_limit)
     data["checks"] = check_all(options.check_limit)  # last: a peer that takes the device down takes nothing along
-    write(path, data)
+    write_json(path, data)
     print(f"package_evidence: tests {data['outcome']}, {data['counts']}")
     for name in data["failed"]:
         print(f"  failed: {name}")
@@ -175,13 +177,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"package_evidence: {found['backend']}: {found['problems']} of {found['of']}: {found['counts']}")
     print(f"package_evidence: -> {path}")
     return 0 if good(data) else 1
-
-
-def write(path: Path, data: Mapping[str, Any]) -> None:
-    """Write the file whole or not at all."""
-    from dsa_topk._files import write_json
-
-    write_json(path, dict(data))
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def load_results(folder: Path) -> dict[str, Merged]:
     """The records below ``folder`` (``<machine>/*.json``), the files of one machine merged.
 
     Of a case in several files the row with the most peers is taken whole (its times are of one run), else the later
-    name's; our variants are taken from wherever they were timed. Host times keep the file that they are from.
+    name's; our variants are taken from wherever they were timed. Host times stay with their runs.
     """
     found: dict[str, Merged] = {}
     for path in sorted(folder.glob("*/*.json")):
@@ -77,7 +77,6 @@ def load_results(folder: Path) -> dict[str, Merged]:
             taken = first if len(first.peers) > len(second.peers) else second
             whole.add(replace(taken, variants=second.variants or first.variants))
         whole.notes.update(one.notes)
-        whole.host_us.update({f"{name} {path.name}": us for name, us in one.host_us.items()})
         header = one.header
         whole.header.setdefault("gpu", header["gpu"])
         whole.header[path.name] = (
@@ -108,8 +107,10 @@ def page(results: Mapping[str, Record], images: Path = Path("images/benchmarks")
 def _machine(machine: str, data: Record, images: Path) -> str:
     parts = [f"## {data.header['gpu']}\n"]
     parts += [f"- `{name}`: {text}" for name, text in data.header.items() if name != "gpu"]
-    if data.host_us:
-        parts.append(f"- Host time of an eager call with preallocated output: {_host_cost(data.host_us)}")
+    runs = data.runs if isinstance(data, Merged) else [data]
+    host_cost = _host_cost(runs)
+    if host_cost:
+        parts.append(f"- Host time of an eager call with preallocated output: {host_cost}")
     parts += [
         f"- {name}{_drawn_as(name)}: {text}"
         for name, text in data.notes.items()
@@ -124,21 +125,19 @@ def _machine(machine: str, data: Record, images: Path) -> str:
         pictures = [name for name in drawn if stem and name.endswith(f"-{stem}")]
         links = [f"![{name.replace('-', ' ')}]({(images / machine / name).as_posix()}.svg)" for name in pictures]
         parts.append("\n" + "\n\n".join([f"### {title}", *links, text]))
-    for title, text in _twins(data.runs if isinstance(data, Merged) else [data]):
+    for title, text in _twins(runs):
         parts.append(f"\n### {title}\n\n{text}")
     return "\n".join(parts) + "\n"
 
 
-def _host_cost(host_us: Mapping[str, float]) -> str:
+def _host_cost(runs: Sequence[Record]) -> str:
     """The host times by function, from the least to the most that a run gave: they depend on what else the host did."""
-    by_function: dict[str, list[float]] = {}
-    for name, us in sorted(host_us.items()):
-        by_function.setdefault(name.split()[0], []).append(us)
-    found = []
-    for name, some in by_function.items():
+    found, several = [], False
+    for name in sorted({name for run in runs for name in run.host_us}):
+        some = [run.host_us[name] for run in runs if name in run.host_us]
+        several = several or len(some) > 1
         low, high = f"{min(some):.1f}", f"{max(some):.1f}"
         found.append(f"`{name}` {low}{'' if low == high else f' to {high}'} us")
-    several = max(len(some) for some in by_function.values()) > 1
     return ", ".join(found) + (" (least and most of the files' runs)" if several else "")
 
 

@@ -1,4 +1,4 @@
-// Block-wide pieces: sums over lower warps, and the bins of a histogram where given ranks fall.
+// Block-wide pieces: sums over lower warps, least and greatest, and the bins of a histogram where given ranks fall.
 #pragma once
 #include "ptx.cuh"
 
@@ -16,6 +16,22 @@ __device__ __forceinline__ uint32_t warp_inclusive_sum(uint32_t x, int lane) {
     if (lane >= d) x += y;
   }
   return x;
+}
+
+// The least of `least` and the greatest of `most` over the block. The words, one a warp, must not be in use: a barrier
+// must lie between other use of them and this.
+template <int kWarps>
+__device__ __forceinline__ void block_ends(uint32_t* warp_least, uint32_t* warp_most, uint32_t& least, uint32_t& most) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  least = __reduce_min_sync(ptx::kFullMask, least);
+  most = __reduce_max_sync(ptx::kFullMask, most);
+  if (lane == 0) {
+    warp_least[warp] = least;
+    warp_most[warp] = most;
+  }
+  __syncthreads();
+  least = __reduce_min_sync(ptx::kFullMask, lane < kWarps ? warp_least[lane] : 0xffffffffu);
+  most = __reduce_max_sync(ptx::kFullMask, lane < kWarps ? warp_most[lane] : 0u);
 }
 
 struct Found {

@@ -55,7 +55,6 @@ struct Ends {
 };
 template <class C>
 __device__ __forceinline__ Ends sample_ends(const float* v, uint32_t low, uint32_t high, FilterShared<C::kBins>& s) {
-  const int lane = threadIdx.x & 31;
   Ends e{0xffffffffu, 0u};
 #pragma unroll 1
   for (int i = 0; i < C::kSamples; ++i) {
@@ -64,16 +63,8 @@ __device__ __forceinline__ Ends sample_ends(const float* v, uint32_t low, uint32
     if (in && x < e.first) e.first = x;
     if (in && x > e.last) e.last = x;
   }
-  e.first = __reduce_min_sync(ptx::kFullMask, e.first);
-  e.last = __reduce_max_sync(ptx::kFullMask, e.last);
   __syncthreads();  // the words were read
-  if (lane == 0) {
-    s.wb[threadIdx.x >> 5] = e.first;
-    s.wc[threadIdx.x >> 5] = e.last;
-  }
-  __syncthreads();
-  e.first = __reduce_min_sync(ptx::kFullMask, lane < C::kWarps ? s.wb[lane] : 0xffffffffu);
-  e.last = __reduce_max_sync(ptx::kFullMask, lane < C::kWarps ? s.wc[lane] : 0u);
+  block_ends<C::kWarps>(s.wb, s.wc, e.first, e.last);
   return e;
 }
 

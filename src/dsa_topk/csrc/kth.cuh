@@ -74,22 +74,6 @@ __device__ __forceinline__ void pilot(const float (&x)[C::kPer], int32_t n, int3
                                                         : least;
 }
 
-// The least of `least` and the greatest of `most` over the block; a barrier must lie between this and other use of
-// s.wa.
-template <class C>
-__device__ __forceinline__ void block_ends(KthShared& s, uint32_t& least, uint32_t& most) {
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  least = __reduce_min_sync(ptx::kFullMask, least);
-  most = __reduce_max_sync(ptx::kFullMask, most);
-  if (lane == 0) {
-    s.wa[warp] = least;
-    s.wb[warp] = most;
-  }
-  __syncthreads();
-  least = __reduce_min_sync(ptx::kFullMask, lane < C::kWarps ? s.wa[lane] : 0xffffffffu);
-  most = __reduce_max_sync(ptx::kFullMask, lane < C::kWarps ? s.wb[lane] : 0u);
-}
-
 // The bins where the count of a complete histogram reaches each of `ranks`, which surely happens: s.found. Less work
 // than find_ranks: sums are by warp until it is known where to look closely. Does not clear the histogram.
 template <class C, int kRanks>
@@ -173,7 +157,7 @@ __device__ __forceinline__ void ends_of(KthShared& s, const float (&x)[C::kPer],
       high = key > high ? key : high;
     }
   }
-  block_ends<C>(s, low, high);
+  block_ends<C::kWarps>(s.wa, s.wb, low, high);
   __syncthreads();
 }
 

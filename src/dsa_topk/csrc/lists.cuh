@@ -42,9 +42,6 @@ struct StagedPages {
   const int32_t* pages;
   uint32_t first;
 
-  static __device__ __forceinline__ uint32_t page_of(const Args& a, uint32_t p) {
-    return static_cast<uint32_t>((static_cast<uint64_t>(p) * a.page_magic) >> a.page_shift);
-  }
   __device__ __forceinline__ uint32_t result(const Args& a, uint32_t p) const {
     const uint32_t page = page_of(a, p);
     return p + (static_cast<uint32_t>(pages[page - first]) - page) * static_cast<uint32_t>(a.page_size);

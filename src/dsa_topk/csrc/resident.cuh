@@ -70,7 +70,7 @@ __device__ __forceinline__ bool results_of(const Args& a, const Portion<C>& plac
   const uint32_t last = page_count - 1u;
 #pragma unroll
   for (int j = 0; j < C::kVectors; ++j) {
-    uint32_t page = static_cast<uint32_t>((static_cast<uint64_t>(value[j]) * a.page_magic) >> a.page_shift);
+    uint32_t page = page_of(a, value[j]);
     page = page < last ? page : last;  // groups beyond the row have none
     value[j] += (static_cast<uint32_t>(pages[page]) - page) * static_cast<uint32_t>(a.page_size);
   }
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) resident_kernel(co
       if (tid < a.simple_pages) ptx::copy_async(&shared.pages[tid], a.page_table + table_row * a.table_stride + tid);
     }
     if (tid == 0) s.where = static_cast<uint64_t>(a.form == kRagged ? load_index(a.out_offsets, index, 0) : 0);
-    n = length < 0 || table_row < 0 ? 0 : length < a.simple_room ? length : a.simple_room;
+    n = simple_length(a, length, table_row);
   } else {
     const Row<E> row(a, index);
     window = row.window;
@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) resident_kernel(co
     hold<C>(b, window, n, Portion<C>(-vector_shift<E>(window)));
     if (tid == 0) s.where = row.where;
     if (a.form == kPaged && n > 0) {
-      const uint32_t last = static_cast<uint32_t>((static_cast<uint64_t>(n - 1) * a.page_magic) >> a.page_shift);
+      const uint32_t last = page_of(a, static_cast<uint32_t>(n - 1));
       if (last < C::kThreads) {
         page_count = last + 1u;
         if (static_cast<uint32_t>(tid) <= last)
@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) resident_kernel(co
   float low, top;
   pilot<C>(x, n, a.k, low, top);
   uint32_t low_key = low == low ? key_of(low) : 0xffffffffu, top_key = key_of(top);
-  block_ends<C>(s, low_key, top_key);
+  block_ends<C::kWarps>(s.wa, s.wb, low_key, top_key);
   low = float_of(low_key);
   top = float_of(top_key);
   if (!Bins::fit(low, top)) {

@@ -20,6 +20,16 @@ __device__ __forceinline__ int64_t simple_table_row(const Args& a, int64_t row) 
   return batch < a.table_rows ? batch : -1;
 }
 
+// The number of candidates of such a row, from its length and its page-table row.
+__device__ __forceinline__ int32_t simple_length(const Args& a, int32_t length, int64_t table_row) {
+  return length < 0 || table_row < 0 ? 0 : length < a.simple_room ? length : a.simple_room;
+}
+
+// The page of the window's position p, counted from the window's first.
+__device__ __forceinline__ uint32_t page_of(const Args& a, uint32_t p) {
+  return static_cast<uint32_t>((static_cast<uint64_t>(p) * a.page_magic) >> a.page_shift);
+}
+
 __device__ __forceinline__ int64_t clamp64(int64_t x, int64_t lo, int64_t hi) { return x < lo ? lo : x > hi ? hi : x; }
 
 // Lives in registers through the whole kernel, so it holds no more than what takes loads to find.
@@ -79,7 +89,7 @@ struct Output {
   __device__ __forceinline__ int32_t stored(uint32_t p) const {
     if (a.raw) return static_cast<int32_t>(p);
     if (a.form != kPaged) return static_cast<int32_t>(p + static_cast<uint32_t>(row.where));
-    const uint32_t page = static_cast<uint32_t>((static_cast<uint64_t>(p) * a.page_magic) >> a.page_shift);
+    const uint32_t page = page_of(a, p);
     const uint32_t size = static_cast<uint32_t>(a.page_size);
     const uint32_t physical = static_cast<uint32_t>(reinterpret_cast<const int32_t*>(row.where)[page]);
     return static_cast<int32_t>(physical * size + (p - page * size));
@@ -101,7 +111,7 @@ struct Output {
 #pragma unroll
         for (int u = 0; u < 4; ++u) {
           p[u] = base + (i0 + u * 32 < count ? staged[i0 + u * 32] : 0u);
-          page[u] = static_cast<uint32_t>((static_cast<uint64_t>(p[u]) * a.page_magic) >> a.page_shift);
+          page[u] = page_of(a, p[u]);
           if (i0 + u * 32 < count) physical[u] = pages[page[u]];
         }
 #pragma unroll

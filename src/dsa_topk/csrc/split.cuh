@@ -39,7 +39,7 @@ __device__ __forceinline__ bool bracket_of(const Args& a, KthShared& s, const fl
   for (int g = 1; g < kN; g *= 2) missed *= missed;
   const float low = missed * static_cast<float>(C::kThreads) >= 24.0f ? most : least;
   uint32_t low_key = low == low ? key_of(low) : 0xffffffffu, top_key = key_of(most);
-  block_ends<C>(s, low_key, top_key);
+  block_ends<C::kWarps>(s.wa, s.wb, low_key, top_key);
   float bottom = float_of(low_key), head = float_of(top_key);
   if (!Bins::fit(bottom, head)) return false;
   if (threadIdx.x == 0) s.score = head;  // not kept: registers are short
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const
   if (a.simple_room >= 0) {
     const int32_t length = static_cast<const int32_t*>(a.lengths.data)[index * a.lengths.stride];
     const int64_t table_row = a.form == kPaged ? simple_table_row(a, index) : 0;
-    n = length < 0 || table_row < 0 ? 0 : length < a.simple_room ? length : a.simple_room;
+    n = simple_length(a, length, table_row);
     where = a.form == kRagged ? static_cast<uint64_t>(load_index(a.out_offsets, index, 0))
                               : reinterpret_cast<uint64_t>(a.page_table + table_row * a.table_stride);
   } else {
@@ -160,8 +160,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const
   bool staged = false;
   uint32_t first_page = 0;
   if (a.form == kPaged && end > begin) {
-    first_page = StagedPages::page_of(a, static_cast<uint32_t>(begin > 0 ? begin : 0));
-    const uint32_t pages = StagedPages::page_of(a, static_cast<uint32_t>(end - 1)) - first_page + 1;
+    first_page = page_of(a, static_cast<uint32_t>(begin > 0 ? begin : 0));
+    const uint32_t pages = page_of(a, static_cast<uint32_t>(end - 1)) - first_page + 1;
     staged = pages <= C::kPages;
     if (staged) {
       const int32_t* entries = reinterpret_cast<const int32_t*>(where) + first_page;
