@@ -31,6 +31,7 @@ _TABLE = (
     Kernel("Held4K", 512, 0, 4096),
     Kernel("Held8K", 512, 0, 8192),
     Kernel("Held16K", 512, 0, 16384),
+    Kernel("Held32K", 1024, 0, 32768),
     Kernel("Split512", 512, 2048, 4096, several=True),
     Kernel("Whole512", 512, 2048, 8192),
     Kernel("Whole1024", 1024, 4096, 8192),

@@ -110,6 +110,14 @@ __device__ __forceinline__ void find_crossings(KthShared& s, const int32_t (&ran
   __syncthreads();
 }
 
+// Clears the bins that find_crossings has looked at; the same thread, so that no barrier is due between.
+template <class C>
+__device__ __forceinline__ void clear_bins(KthShared& s) {
+  constexpr int kPer = Bins::kFine / C::kThreads;
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) s.hist[threadIdx.x * kPer + i] = 0;
+}
+
 __device__ __forceinline__ Threshold threshold_of(const KthShared& s) {
   return Threshold{__uint_as_float(s.last.value), s.cut != 0, static_cast<int32_t>(s.last.place)};
 }

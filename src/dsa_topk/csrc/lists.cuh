@@ -14,28 +14,46 @@ struct SplitConfig : FilterConfig<Element, Threads, 8, 8, MinBlocks, Multi> {
   static constexpr int kPages = 2048;  // page-table entries of a block's slice, where they are no more than that
 };
 
-constexpr int32_t kMaxSplit = 1 << 30;  // positions of a batch beyond the row's end are still positive numbers
-
 template <class C>
 struct alignas(16) SplitShared {
   KthShared kth;
-  unsigned long long arrived;  // mbarrier: the lists of all blocks of the row are here
+  unsigned long long arrived;  // mbarrier: the lists of all other blocks of the row are here
   uint32_t lower;              // scores that the blocks before this one take
+  float head;                  // greatest sampled score
+  float bottom, top;           // of the bins that look for the k-th score
+  uint32_t first_page;         // of those that lie in `pages`, or kNoPages
   int32_t pages[C::kPages];
+  // The block's list, in order of position.
   int32_t positions[C::kEntries];
-  // What is sent: how many, and the scores. It is a block's region too; those of a cluster's blocks follow.
-  alignas(16) uint32_t head[4];
+  // What is sent: how many, and the scores. It is the block's own region; those of a cluster's blocks follow.
+  alignas(16) uint32_t region[4];
   float scores[C::kEntries];
 };
 
 constexpr uint32_t kTooMany = 1u << 20;  // entries of a list that did not fit
 
-// A list as it was sent, in the region of the block that sent it.
-struct Region {
-  const uint32_t* at;
-  __device__ __forceinline__ uint32_t count() const { return at[0]; }
-  __device__ __forceinline__ const float* scores() const { return reinterpret_cast<const float*>(at + 4); }
+// The lists of a cluster's blocks: how many scores, and they; the block's own one, and those that were sent to it.
+template <class C>
+struct Regions {
+  uint32_t* own;
+  uint32_t* others;
+  uint32_t rank, pitch;
+
+  __device__ __forceinline__ Regions(const Args& a, SplitShared<C>& shared, uint32_t rank_)
+      : own(shared.region),
+        others(reinterpret_cast<uint32_t*>(&shared + 1)),
+        rank(rank_),
+        pitch(static_cast<uint32_t>(a.region_cap) + 4u) {}
+  // Where block `block` puts its list in the other blocks.
+  __device__ __forceinline__ uint32_t* sent(uint32_t block) const { return others + block * pitch; }
+  __device__ __forceinline__ const uint32_t* of(uint32_t block) const { return block == rank ? own : sent(block); }
+  __device__ __forceinline__ uint32_t count(uint32_t block) const { return *of(block); }
+  __device__ __forceinline__ const float* scores(uint32_t block) const {
+    return reinterpret_cast<const float*>(of(block) + 4);
+  }
 };
+
+constexpr uint32_t kNoPages = 0xffffffffu;
 
 // The results of positions of a block's slice whose page-table entries lie in shared memory.
 struct StagedPages {

@@ -113,6 +113,12 @@ __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
+// The same without a fence over all of memory, which takes as long as a trip to it: orders nothing but the blocks.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
 __device__ __forceinline__ void cluster_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -133,7 +139,7 @@ __device__ __forceinline__ void barrier_wait(unsigned long long* barrier) {
   while (!done) {
     asm volatile(
         "{\n .reg .pred p;\n"
-        " mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\n"
+        " mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0;\n"
         " selp.u32 %0, 1, 0, p;\n}"
         : "=r"(done)
         : "r"(smem_address(barrier))
@@ -148,7 +154,8 @@ __device__ __forceinline__ void fence_async() {
 #endif
 }
 // Copies `bytes` (a multiple of 16) of shared memory to the place of `to` in block `rank` of the cluster, in the
-// background, and arrives at its `barrier` with them.
+// background, and arrives at its `barrier` with them. Nothing else of this thread becomes visible there, so that no
+// fence is due.
 __device__ __forceinline__ void send(uint32_t rank, void* to, const void* from, uint32_t bytes,
                                      unsigned long long* barrier) {
 #if __CUDA_ARCH__ >= 900
@@ -156,7 +163,7 @@ __device__ __forceinline__ void send(uint32_t rank, void* to, const void* from, 
       "{\n .reg .b32 to, bar;\n"
       " mapa.shared::cluster.u32 to, %0, %4;\n"
       " mapa.shared::cluster.u32 bar, %1, %4;\n"
-      " mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [bar], %3;\n"
+      " mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [bar], %3;\n"
       " cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [%2], %3, [bar];\n}" ::"r"(
           smem_address(to)),
       "r"(smem_address(barrier)), "r"(smem_address(from)), "r"(bytes), "r"(rank)
@@ -381,6 +388,7 @@ inline float sqrt_approx(float x) { return cpu::sqrt_approx(x); }
 inline void pdl_launch_dependents() { cpu::pdl_launch_dependents(); }
 inline void pdl_wait() { cpu::pdl_wait(); }
 inline uint32_t cluster_rank() { return cpu::cluster_rank(); }
+inline void cluster_arrive_relaxed() { cpu::cluster_arrive(); }
 inline void cluster_arrive() { cpu::cluster_arrive(); }
 inline void cluster_wait() { cpu::cluster_wait(); }
 template <class T>

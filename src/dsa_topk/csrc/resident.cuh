@@ -130,6 +130,11 @@ __device__ __noinline__ void finish_row_at(const Args& a, Threshold t) {
 template <class C>
 __device__ __noinline__ void crowded_held(const Args& a, float low, float top, int32_t bin, int32_t crowd,
                                           int32_t need) {
+  if constexpr (C::kShort) {  // rounds keep as many numbers again as there are scores
+    __syncthreads();          // it uses the same memory
+    exact_path<C>(a);
+    return;
+  }
   KthShared& s = reinterpret_cast<ResidentShared<C>*>(ptx::dynamic_smem())->kth;
   __syncthreads();
   for (int i = threadIdx.x; i < Bins::kFine; i += C::kThreads) s.hist[i] = 0;
@@ -231,6 +236,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) resident_kernel(co
     return;
   }
   const Bins bins(low, top);
+  if (C::kShort && tid == 0) s.score = top;
   const uint32_t base = ptx::smem_address(s.hist) - (__float_as_uint(Bins::kBase) << 2);
 #pragma unroll
   for (int i = 0; i < C::kPer; ++i) ptx::count(base + (__float_as_uint(bins.of(x[i])) << 2));
@@ -244,11 +250,13 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) resident_kernel(co
     return;
   }
   const float crossing = Bins::number(f.bin);
+  Bins same = bins;
+  if (C::kShort) same.top = s.score;  // read back: else all bins are kept from the histogram on
 #pragma unroll
   for (int i = 0; i < C::kPer; i += 4) {
     bool in[4];
 #pragma unroll
-    for (int d = 0; d < 4; ++d) in[d] = bins.of(x[i + d]) == crossing;
+    for (int d = 0; d < 4; ++d) in[d] = same.of(x[i + d]) == crossing;
     if (in[0] | in[1] | in[2] | in[3]) {
 #pragma unroll
       for (int d = 0; d < 4; ++d)
@@ -259,11 +267,14 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) resident_kernel(co
   ptx::wait_copies();
   __syncthreads();
   uint32_t value[C::kVectors];
-  const bool direct = results_of<C>(a, place, s.where, shared.pages, shared.page_count, value);
+  bool direct = false;
+  const auto prepare = [&]() { direct = results_of<C>(a, place, s.where, shared.pages, shared.page_count, value); };
+  if (!C::kShort) prepare();  // while others rank
   rank_members<C>(s, f.count, a.k - f.above, a.largest != 0);
   __syncthreads();
   const Threshold t = threshold_of(s);
   if (t.cut) drop_ties<C>(x, place, t, a.largest != 0);
+  if (C::kShort) prepare();
   finish_held<C>(a, index, x, t.score, s, value, direct);
   count_path<C>(a, 0, kFast);
 }

@@ -1,75 +1,21 @@
 // The decode kernel for longer rows: a row is one cluster of blocks, or one block, or blocks spread over the device.
 //
-//  1. A sample of the row, the same in every block of it, gives a bracket: a score that is hardly ever above the k-th
-//  one (`lo`), and one that is hardly ever below it (`hi`).
+//  1. A sample of the row, the same in every block of it, gives a bracket (bracket.cuh): a score that is hardly ever
+//  above the k-th one (`lo`), and one that is hardly ever below it.
 //  2. Each block streams its slice and lists what is not below `lo`, in order of position: a prefix sum and a barrier a
 //  batch of kPer scores a thread.
-//  3. Each block of a cluster sends the listed scores to all blocks of the row, one bulk copy each, and finds the exact
-//  k-th score among them, all blocks redundantly: a histogram between `lo` and `hi`, and the crossing bin ranked all
+//  3. Each block of a cluster sends the listed scores to all other blocks of the row, one bulk copy each, and finds the
+//  exact k-th score among them, all blocks redundantly: a histogram of the bracket, and the crossing bin ranked all
 //  against all. A spread row's lists meet in the block that comes last (spread.cuh).
 //  4. What the blocks before this one take is counted from their scores; the own list is written from there on.
 // A row whose bracket misses, whose list overflows or whose crossing bin is crowded goes to the exact path (exact.cuh).
 #pragma once
+#include "bracket.cuh"
 #include "groups.cuh"
 #include "short.cuh"
 #include "spread.cuh"
 
 namespace dsa {
-
-// Where the bracket of a row's k-th score lies in a sample of it, and where bins for what is listed may begin (`top`);
-// false: the sample says nothing.
-template <class C>
-__device__ __forceinline__ bool bracket_of(const Args& a, KthShared& s, const float (&v)[4 * C::kQuads], int32_t n,
-                                           float& lo, float& hi, float& top) {
-  constexpr int kN = 4 * C::kQuads;
-  constexpr float kTotal = static_cast<float>(C::kThreads * kN);
-  float most = v[0], least = v[0];
-#pragma unroll
-  for (int i = 1; i < kN; ++i) {
-    most = fmaxf(most, v[i]);
-    least = fminf(least, v[i]);
-  }
-  const float share = __fdividef(static_cast<float>(a.k), static_cast<float>(n)), rank = share * kTotal,
-              sigma = a.margin * ptx::sqrt_approx(rank * (1.0f - share)) + 2.0f;
-  const int32_t ranks[2] = {static_cast<int32_t>(rank + sigma), static_cast<int32_t>(rank - sigma)};
-  // As in kth.cuh's pilot, for the lower end of the bracket: groups are a thread's scores.
-  float missed = 1.0f - (rank + sigma) * (1.0f / kTotal);
-  if (!(missed > 0.0f)) return false;
-#pragma unroll
-  for (int g = 1; g < kN; g *= 2) missed *= missed;
-  const float low = missed * static_cast<float>(C::kThreads) >= 24.0f ? most : least;
-  uint32_t low_key = low == low ? key_of(low) : 0xffffffffu, top_key = key_of(most);
-  block_ends<C::kWarps>(s.wa, s.wb, low_key, top_key);
-  float bottom = float_of(low_key), head = float_of(top_key);
-  if (!Bins::fit(bottom, head)) return false;
-  if (threadIdx.x == 0) s.score = head;  // not kept: registers are short
-  const uint32_t base = ptx::smem_address(s.hist) - (__float_as_uint(Bins::kBase) << 2);
-#pragma unroll 1
-  for (int round = 0;; ++round) {
-    const Bins bins(bottom, head);
-#pragma unroll
-    for (int i = 0; i < kN; ++i) ptx::count(base + (__float_as_uint(fmaxf(bins.of(v[i]), Bins::kBase)) << 2));
-    __syncthreads();
-    find_crossings<C>(s, ranks);
-    if (s.found[0].bin == Bins::kRest) return false;
-#pragma unroll
-    for (int i = 0; i < Bins::kFine / C::kThreads; ++i) s.hist[threadIdx.x * (Bins::kFine / C::kThreads) + i] = 0;
-    if (s.found[0].count <= C::kThreads * kN / 32 || round == 3) break;
-    // Many samples in one bin: masks or outliers stretched the range. Closer, with a bin to spare.
-    const float width = bins.width(), next = head - static_cast<float>(s.found[0].bin + 2) * width;
-    if (ranks[1] > 0) head -= static_cast<float>(s.found[1].bin) * width;
-    bottom = next > bottom ? next : bottom;
-    if (!Bins::fit(bottom, head)) return false;
-    __syncthreads();  // the bins are cleared, s.found was read
-  }
-  const float width = Bins(bottom, head).width();
-  lo = head - static_cast<float>(s.found[0].bin + 1) * width;
-  hi = ranks[1] > 0 ? head - static_cast<float>(s.found[1].bin) * width : INFINITY;
-  top = s.score;
-  // Of a row much longer than its sample many scores may lie above all sampled ones, as far again as these reach.
-  if (hi > top) top += top - lo;
-  return true;
-}
 
 // The row's other way: right for every row.
 template <class C>
@@ -91,8 +37,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const
   const int32_t blocks = kMulti || kSpread ? a.cluster : 1;
   ptx::pdl_launch_dependents();
   if (kMulti) {
-    if (tid == 0) ptx::barrier_init(&shared.arrived, static_cast<uint32_t>(blocks));
-    ptx::cluster_arrive();  // waited for before anything is sent
+    if (tid == 0) ptx::barrier_init(&shared.arrived, static_cast<uint32_t>(blocks - 1));
+    ptx::cluster_arrive_relaxed();  // waited for before anything is sent
   }
 #pragma unroll
   for (int i = 0; i < Bins::kFine / C::kThreads; ++i) s.hist[i * C::kThreads + tid] = 0;
@@ -106,8 +52,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const
   int32_t n;
   const Bits* window = static_cast<const Bits*>(a.scores) + index * a.row_stride;
   uint64_t where;  // Row::where
+  Sample<C> sample;
   if (a.simple_room >= 0) {
     const int32_t length = static_cast<const int32_t*>(a.lengths.data)[index * a.lengths.stride];
+    // Before the length is known, which is another trip to memory; rows of one block wait for bandwidth, not for that.
+    if (kMulti && a.simple_room >= kMinSampled) sample.load(window, a.simple_room, vector_shift<E>(window));
     const int64_t table_row = a.form == kPaged ? simple_table_row(a, index) : 0;
     n = simple_length(a, length, table_row);
     where = a.form == kRagged ? static_cast<uint64_t>(load_index(a.out_offsets, index, 0))
@@ -139,54 +88,38 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const
   const int32_t begin = static_cast<int32_t>(4u * slice_first) - shift,
                 slice_end = static_cast<int32_t>(4u * slice_last) - shift, end = slice_end < n ? slice_end : n;
 
-  Bits sampled[4 * C::kQuads];
-  {
-    const uint32_t first = shift ? 1u : 0u,
-                   whole = ((static_cast<uint32_t>(n) + static_cast<uint32_t>(shift)) >> 2) - first;
-#pragma unroll
-    for (int q = 0; q < C::kQuads; ++q) {
-      // One of the groups of an equal part of the row, at random.
-      const uint32_t part = static_cast<uint32_t>(q * C::kThreads + tid);
-      constexpr uint32_t kSpan = 0xffffffffu / (C::kThreads * C::kQuads);
-      uint32_t h = part * 0x9E3779B1u;
-      h = (h ^ (h >> 15)) * 0x85EBCA6Bu;
-      const uint32_t group = first + __umulhi(part * kSpan + __umulhi(h, kSpan), whole);
-      ptx::ld_keep_four(window + (static_cast<int32_t>(4u * group) - shift), &sampled[4 * q]);
-    }
+  if (kMulti && a.simple_room >= 0) {
+    sample.fit(window, n, a.simple_room, shift);
+  } else {
+    sample.load(window, n, shift);
   }
   Portion<C> place(begin);
   Bits ahead[C::kPer];
   hold<C>(ahead, window, end, place);
-  bool staged = false;
-  uint32_t first_page = 0;
+  if (tid == 0) shared.first_page = kNoPages;
   if (a.form == kPaged && end > begin) {
-    first_page = page_of(a, static_cast<uint32_t>(begin > 0 ? begin : 0));
-    const uint32_t pages = page_of(a, static_cast<uint32_t>(end - 1)) - first_page + 1;
-    staged = pages <= C::kPages;
-    if (staged) {
-      const int32_t* entries = reinterpret_cast<const int32_t*>(where) + first_page;
+    const uint32_t first = page_of(a, static_cast<uint32_t>(begin > 0 ? begin : 0)),
+                   pages = page_of(a, static_cast<uint32_t>(end - 1)) - first + 1;
+    if (pages <= C::kPages) {
+      if (tid == 0) shared.first_page = first;
+      const int32_t* entries = reinterpret_cast<const int32_t*>(where) + first;
 #pragma unroll 1
       for (uint32_t i = tid; i < pages; i += C::kThreads) ptx::copy_async(&shared.pages[i], entries + i);
     }
   }
-  float lo, hi, top;
-  {
-    float v[4 * C::kQuads];
-#pragma unroll
-    for (int i = 0; i < 4 * C::kQuads; ++i) v[i] = E::value(sampled[i]);
-    if (!bracket_of<C>(a, s, v, n, lo, hi, top)) {
-      if (kMulti) ptx::cluster_wait();
-      if (!kSpread || rank == 0) other_way<C>(a);
-      return;
-    }
+  float lo;
+  if (!bracket_of<C>(a, shared, sample, n, lo)) {
+    if (kMulti) ptx::cluster_wait();
+    if (!kSpread || rank == 0) other_way<C>(a);
+    return;
   }
 
   // The list.
   uint32_t run = 0;
   {
     const uint32_t scores_at = ptx::smem_address(shared.scores);
-    constexpr uint32_t kPositionsBefore = offsetof(SplitShared<C>, scores) - offsetof(SplitShared<C>, positions);
-    const int32_t batches = (slice_end - begin + C::kBatchScores - 1) / C::kBatchScores;
+    constexpr uint32_t kBefore = offsetof(SplitShared<C>, scores) - offsetof(SplitShared<C>, positions);
+    const int32_t batches = end > begin ? (end - begin + C::kBatchScores - 1) / C::kBatchScores : 0;
 #pragma unroll 1
     for (int32_t batch = 0; batch < batches; ++batch) {
       float x[C::kPer];
@@ -208,8 +141,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const
             uint32_t cursor = at + 4u * counts[j];
 #pragma unroll
             for (int d = 0; d < 4; ++d)
-              ptx::append_pair_at_least<kPositionsBefore>(cursor, x[4 * j + d], lo,
-                                                          static_cast<uint32_t>(here.of(4 * j + d)));
+              ptx::append_pair_at_least<kBefore>(cursor, x[4 * j + d], lo, static_cast<uint32_t>(here.of(4 * j + d)));
           }
           at += 4u * all[j];
         }
@@ -219,31 +151,28 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const
   }
 
   bool results = false;  // the list holds results instead of positions
-  if (kSpread) {
-    if (!gather_lists<C>(a, shared, index, rank, run, window, n, staged, first_page, results)) return;
+  if constexpr (kSpread) {
+    if (!gather_lists<C>(a, shared, index, rank, run, window, n, results)) return;
   }
 
   // All lists of the row.
-  const Region own{shared.head};
-  const uint32_t* regions = reinterpret_cast<const uint32_t*>(&shared + 1);
-  const uint32_t pitch = static_cast<uint32_t>(a.region_cap) + 4u;
-  const auto region = [&](uint32_t r) { return kMulti ? Region{regions + r * pitch} : own; };
-  if (tid == 0) shared.head[0] = run;
   uint32_t row_count = run;
   bool over = run > C::kEntries;
-  if (kMulti) {
+  if constexpr (kMulti) {
+    const Regions<C> regions(a, shared, rank);
+    const uint32_t cap = static_cast<uint32_t>(a.region_cap);
+    if (tid == 0) *regions.own = run;
     ptx::fence_async();
     __syncthreads();
     ptx::cluster_wait();
-    if (tid < blocks) {
-      const bool fits = run <= static_cast<uint32_t>(a.region_cap) && !over;
-      ptx::send(static_cast<uint32_t>(tid), const_cast<uint32_t*>(regions) + rank * pitch, shared.head,
-                16u + (fits ? (run * 4u + 15u) & ~15u : 0u), &shared.arrived);
+    if (tid < blocks && static_cast<uint32_t>(tid) != rank) {
+      const uint32_t bytes = 16u + (run <= cap && !over ? (run * 4u + 15u) & ~15u : 0u);
+      ptx::send(static_cast<uint32_t>(tid), regions.sent(rank), regions.own, bytes, &shared.arrived);
     }
     ptx::barrier_wait(&shared.arrived);
-    const uint32_t count = lane < blocks ? region(static_cast<uint32_t>(lane)).count() : 0u;
-    row_count = __reduce_add_sync(ptx::kFullMask, count < 0x01000000u ? count : 0x01000000u);
-    over = __any_sync(ptx::kFullMask, count > static_cast<uint32_t>(a.region_cap) || count > C::kEntries);
+    const uint32_t count = lane < blocks ? regions.count(static_cast<uint32_t>(lane)) : 0u;
+    row_count = __reduce_add_sync(ptx::kFullMask, count < kTooMany ? count : kTooMany);
+    over = __any_sync(ptx::kFullMask, count > cap || count > C::kEntries);
   } else {
     __syncthreads();
   }
@@ -251,28 +180,36 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const
     other_way<C>(a);
     return;
   }
-  if (kMulti) ptx::cluster_arrive();  // this block has got all; none may end before all have
+  if (kMulti) ptx::cluster_arrive_relaxed();  // this block has got all; none may end before all have
 
   // f(score, place in the row's order) for all listed scores of the row: a warp a region, or several warps, or all.
   // Four at a time, so that their way is not as long as four; NaN fills up.
   const uint32_t mine =
       kMulti ? static_cast<uint32_t>(warp) - divide(static_cast<uint32_t>(warp)) * blocks : 0u;  // region
-  const auto each = [&](auto&& f) {
-    const float* scores = region(mine).scores();
-    const uint32_t count = kMulti ? region(mine).count() : run,
-                   step = kMulti ? 32u * divide(static_cast<uint32_t>(C::kWarps) - mine + blocks - 1u) : C::kThreads;
-    uint32_t i = kMulti ? divide(static_cast<uint32_t>(warp)) * 32u + lane : static_cast<uint32_t>(tid);
+  const auto visit = [&](uint32_t first, uint32_t count, uint32_t step, auto&& score, auto&& f) {
 #pragma unroll 1
-    for (; i < count; i += 4u * step) {
+    for (uint32_t i = first; i < count; i += 4u * step) {
       float x[4];
 #pragma unroll
       for (uint32_t u = 0; u < 4; ++u)
-        x[u] = i + u * step < count ? scores[i + u * step] : Float32::value(Float32::kNaN);
+        x[u] = i + u * step < count ? score(i + u * step) : Float32::value(Float32::kNaN);
 #pragma unroll
       for (uint32_t u = 0; u < 4; ++u) f(x[u], mine << 16 | (i + u * step));
     }
   };
-  const Bins bins(lo, hi < top ? hi : top);
+  const auto each = [&](auto&& f) {
+    if constexpr (kMulti) {
+      const Regions<C> regions(a, shared, rank);
+      const float* scores = regions.scores(mine);
+      visit(
+          divide(static_cast<uint32_t>(warp)) * 32u + lane, regions.count(mine),
+          32u * divide(static_cast<uint32_t>(C::kWarps) - mine + blocks - 1u), [&](uint32_t i) { return scores[i]; },
+          f);
+    } else {
+      visit(static_cast<uint32_t>(tid), run, C::kThreads, [&](uint32_t i) { return shared.scores[i]; }, f);
+    }
+  };
+  const Bins bins(shared.bottom, shared.top);
   const auto bin_of_score = [&](float x) { return fmaxf(bins.of(x), Bins::kBase); };
   const uint32_t base = ptx::smem_address(s.hist) - (__float_as_uint(Bins::kBase) << 2);
   each([&](float x, uint32_t) { ptx::count(base + (__float_as_uint(bin_of_score(x)) << 2)); });
@@ -280,7 +217,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const
   const int32_t ranks[1] = {a.k};
   find_crossings<C>(s, ranks);
   const Found f = s.found[0];
-  if (f.count > kTieCap || !Bins::fit(lo, hi < top ? hi : top)) {
+  if (f.count > kTieCap || f.bin == Bins::kRest || !Bins::fit(shared.bottom, shared.top)) {
     if (kMulti) ptx::cluster_wait();
     other_way<C>(a);
     return;
@@ -313,7 +250,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const
 #pragma unroll 1
   for (uint32_t u = 0; u < steps; ++u) {
     const uint32_t i = part + u * 32u;
-    count += i < run && taken(own.scores()[i], own_order | i);
+    count += i < run && taken(shared.scores[i], own_order | i);
   }
   count = __reduce_add_sync(ptx::kFullMask, count);
   if (lane == 0) s.wa[warp] = count;
@@ -321,19 +258,20 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const
   uint32_t slot = shared.lower + warp_sum_first(s.wa, warp, lane);
   const Row<E> row(window, n, s.where);
   const Output<E> output(a, row, index);
-  const bool direct = !output.positions && !output.scores && !a.raw;
+  const bool direct = !kSpread && shared.first_page != kNoPages && !output.positions && !output.scores && !a.raw;
+  const StagedPages staged{shared.pages, shared.first_page};
 #pragma unroll 1
   for (uint32_t u = 0; u < steps; ++u) {
     const uint32_t i = part + u * 32u;
-    const bool take = i < run && taken(own.scores()[i], own_order | i);
+    const bool take = i < run && taken(shared.scores[i], own_order | i);
     const uint32_t ballot = __ballot_sync(ptx::kFullMask, take);
     if (take) {
       const uint32_t p = static_cast<uint32_t>(shared.positions[i]);
       const int32_t to = static_cast<int32_t>(slot + __popc(ballot & ((1u << lane) - 1u)));
       if (results) {
         output.out[to] = static_cast<int32_t>(p);
-      } else if (direct && staged && !kSpread) {
-        output.out[to] = static_cast<int32_t>(StagedPages{shared.pages, first_page}.result(a, p));
+      } else if (direct) {
+        output.out[to] = static_cast<int32_t>(staged.result(a, p));
       } else {
         output.put(to, p);
       }

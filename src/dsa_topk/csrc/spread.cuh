@@ -11,8 +11,8 @@ namespace dsa {
 // Workspace: kTickets counters, one a row, zero between launches; then a region a block: how many, scores, results.
 template <class C>
 __device__ __forceinline__ bool gather_lists(const Args& a, SplitShared<C>& shared, int32_t index, uint32_t rank,
-                                             uint32_t& run, const typename C::E::Bits* window, int32_t n, bool staged,
-                                             uint32_t first_page, bool& results) {
+                                             uint32_t& run, const typename C::E::Bits* window, int32_t n,
+                                             bool& results) {
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
   const uint32_t blocks = static_cast<uint32_t>(a.cluster), cap = static_cast<uint32_t>(a.region_cap),
                  pitch = 4u + 2u * cap;
@@ -24,14 +24,15 @@ __device__ __forceinline__ bool gather_lists(const Args& a, SplitShared<C>& shar
   const bool fits = run <= cap;
   ptx::wait_copies();
   __syncthreads();  // the list and the pages are complete
+  const StagedPages staged{shared.pages, shared.first_page};
   if (fits) {
 #pragma unroll 1
     for (uint32_t i = tid; i < run; i += C::kThreads) {
       const uint32_t p = static_cast<uint32_t>(shared.positions[i]);
       own[4 + i] = __float_as_uint(shared.scores[i]);
-      own[4 + cap + i] = !results           ? p
-                         : staged && !a.raw ? StagedPages{shared.pages, first_page}.result(a, p)
-                                            : static_cast<uint32_t>(output.stored(p));
+      own[4 + cap + i] = !results                             ? p
+                         : staged.first != kNoPages && !a.raw ? staged.result(a, p)
+                                                              : static_cast<uint32_t>(output.stored(p));
     }
   }
   if (tid == 0) own[0] = fits ? run : kTooMany;
