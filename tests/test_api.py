@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import dsa_topk
 from dsa_topk import _checks, backends
+from dsa_topk._call import Call
 
 R, N, K = 4, 50, 6
 
@@ -327,6 +328,114 @@ def test_overlap_counts_bytes_not_elements() -> None:
     half = raw[2:12].view(torch.float16)
     assert _checks.overlap(half, raw[8:16].view(torch.int32))
     assert not _checks.overlap(half, raw[12:16].view(torch.int32))
+
+
+# --- the short way of usual calls
+
+
+def usual(form: str, **changes: Any) -> tuple[int, int, int, int] | None:
+    """What `check_usual` says of `arguments`, with an output."""
+    names = inspect.signature(_checks.check_usual).parameters
+    absent = dict.fromkeys(("row_starts", "out_offsets", "page_table", "row_to_batch", "page_table_starts"))
+    given = {"page_size": 1, "order": "position", "tie_break": "smallest", "out": ints(R, K)}
+    given |= arguments(form, **changes)
+    return _checks.check_usual(form, **{**absent, **{name: given[name] for name in given if name in names}})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_usual_calls_are_known_as_such(form: str) -> None:
+    scores = torch.randn(R, N + 2)[:, :N]
+    facts = (R, N, N + 2, scores.data_ptr())
+    columns = ints(R, 9, dtype=torch.int64)
+    assert usual(form, scores=scores) == facts
+    assert usual(form, scores=scores, lengths=None, row_starts=None) == facts
+    assert usual(form, scores=scores, lengths=columns[:, 2], row_starts=columns[:, 3], order="score") == facts
+    assert usual(form, scores=scores, out=ints(R, 2 * K)[:, K:], tie_break="largest") == facts
+    for dtype in (torch.bfloat16, torch.float16):
+        assert usual(form, scores=torch.zeros(R, N, dtype=dtype)) is not None
+    if form == "ragged":
+        shared = ints(R)
+        assert usual(form, scores=scores, row_starts=shared, out_offsets=shared) == facts
+
+
+@pytest.mark.parametrize(("form", "changes", "error", "text"), ERRORS)
+def test_no_wrong_call_is_usual(form: str, changes: dict[str, Any], error: type[Exception], text: str) -> None:
+    # The three that it isn't asked about, and the one output that no usual call has, are the caller's to look at.
+    if not changes.keys() & {"return_scores", "validate", "backend", "out_positions"}:
+        assert usual(form, **changes) is None
+
+
+def test_calls_whose_output_meets_an_input_are_not_usual() -> None:
+    buffer = ints(R, K + N)
+    out = buffer[:, :K]
+    for columns in (slice(K - 1, K - 1 + N), slice(0, N)):
+        assert usual("ragged", out=out, scores=buffer[:, columns].view(torch.float32)) is None
+    assert usual("paged", out=out, page_table=buffer[:, K - 1 : K + 7]) is None
+    for vector in ("lengths", "row_starts", "row_to_batch", "page_table_starts"):
+        assert usual("paged", out=out, **{vector: buffer[:, K - 1]}) is None
+        assert usual("paged", out=out, **{vector: buffer[2, 4 : 4 + R]}) is None
+        assert usual("paged", out=out, **{vector: buffer[1, :1].expand(R)}) is None
+    assert usual("ragged", out=out, out_offsets=buffer[:, 0]) is None
+    shared = buffer[:, 0]
+    assert usual("ragged", out=out, out_offsets=shared, row_starts=shared) is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(strided(), strided())
+def test_usual_outputs_have_memory_of_their_own(first: torch.Tensor, second: torch.Tensor) -> None:
+    # One of the two is the output, the other an input of whatever kind it can be; both lie in one buffer.
+    for out, other in ((first, second), (second, first)):
+        if out.dim() != 2 or not out.numel() or not other.numel():
+            continue
+        rows, k = out.shape
+        given: dict[str, Any] = {"scores": torch.zeros(rows, N), "lengths": None, "k": k, "row_starts": None}
+        if other.dim() == 1:
+            given["lengths"] = other
+        else:
+            given.update(page_table=other, page_table_starts=None, row_to_batch=ints(rows))
+        if usual("positions" if other.dim() == 1 else "paged", out=out, **given) is not None:
+            assert not _checks.overlap(out, other)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("starts", [False, True])
+def test_both_ways_launch_the_same(form: str, starts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dsa_topk import _direct, _plan
+    from dsa_topk.backends import cuda
+
+    class OnGpu:
+        """What is asked of the scores beside the checks."""
+
+        is_cuda, device, shape = True, torch.device("cuda", 0), (R, N)
+        stride, data_ptr, get_device = lambda _, i: 4 * N, lambda _: 4096, lambda _: 0
+
+    seen: list[tuple[Any, ...]] = []
+    limits = _plan.DeviceLimits(sms=132, smem_per_block=232448)
+    monkeypatch.setattr(_direct, "check_usual", lambda *_: (R, N, 4 * N, 4096))
+    given = arguments(form, scores=OnGpu(), out=ints(R, K), order="score", tie_break="largest")
+    if not starts:
+        given["row_starts"] = None
+    switches = {"out_positions": None, "return_scores": False, "validate": False, "backend": "auto"}
+    defaults = {"out_offsets": None, "page_table": None, "page_size": 1, "row_to_batch": None}
+    everything: dict[str, Any] = {**defaults, "page_table_starts": None, **given, **switches}
+    monkeypatch.setattr(cuda, "_modules", {})
+    assert not _direct.launched(form, **everything), "nothing is loaded yet"  # type: ignore[arg-type]
+    monkeypatch.setattr(cuda, "_modules", {0: (lambda *arguments: seen.append(arguments), limits)})
+    assert _direct.launched(form, **everything)  # type: ignore[arg-type]
+    cuda.run(Call(form, **given))  # type: ignore[arg-type]
+    direct, general = seen
+    assert len(direct) == 20
+    assert all(a is b or a == b for a, b in zip(direct, general, strict=True))
+
+    others = [("out_positions", ints(R, K)), ("return_scores", True), ("validate", True), ("validate", 0)]
+    for name, value in [*others, ("backend", "torch"), ("backend", None)]:
+        assert not _direct.launched(form, **{**everything, name: value})  # type: ignore[arg-type]
+    monkeypatch.setenv("DSA_TOPK_VALIDATE", "1")
+    assert not _direct.launched(form, **everything)  # type: ignore[arg-type]
+    monkeypatch.delenv("DSA_TOPK_VALIDATE")
+    monkeypatch.setattr(_direct, "check_usual", lambda *_: None)
+    assert not _direct.launched(form, **everything)  # type: ignore[arg-type]
+    assert len(seen) == 2
 
 
 # --- validate=True

@@ -7,7 +7,9 @@ host, so it synchronises and can't run while a CUDA graph is being captured.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +18,12 @@ from dsa_topk._call import Call
 
 _INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
 _CHUNK_ENTRIES = 1 << 22  # page-table entries looked at in one go: bounds the temporaries to some 100 MB
+
+VARIABLE = "DSA_TOPK_VALIDATE"
+# os.environ.get encodes the key and raises inside when it is unset: 0.7 us in each call. The dictionary under it is the
+# same live object and answers in 25 ns; where an interpreter has none, the public way serves.
+ENVIRON: Any = getattr(os.environ, "_data", os.environ)
+KEY: Any = os.fsencode(VARIABLE) if isinstance(ENVIRON, dict) and os.name == "posix" else VARIABLE
 
 _Finding = tuple[int, str]  # row and text
 

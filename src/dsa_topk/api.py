@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dsa_topk._call import Order, TieBreak
 from dsa_topk._checks import check
+from dsa_topk._direct import launched
 from dsa_topk._ops import execute, execute_operator, needs_operator
 
 
@@ -145,6 +146,20 @@ def topk_positions(
             validate=validate,
             backend=backend,
         )
+    if out is not None and launched(
+        "positions",
+        scores,
+        lengths,
+        k,
+        row_starts,
+        order,
+        tie_break,
+        out,
+        return_scores,
+        validate,
+        backend,
+    ):
+        return out
     call = check(
         "positions",
         scores,
@@ -283,6 +298,22 @@ def topk_ragged(
             validate=validate,
             backend=backend,
         )
+    if out is not None and launched(
+        "ragged",
+        scores,
+        lengths,
+        k,
+        row_starts,
+        order,
+        tie_break,
+        out,
+        return_scores,
+        validate,
+        backend,
+        out_offsets=out_offsets,
+        out_positions=out_positions,
+    ):
+        return out
     call = check(
         "ragged",
         scores,
@@ -444,6 +475,25 @@ def topk_paged(
             validate=validate,
             backend=backend,
         )
+    if out is not None and launched(
+        "paged",
+        scores,
+        lengths,
+        k,
+        row_starts,
+        order,
+        tie_break,
+        out,
+        return_scores,
+        validate,
+        backend,
+        page_table=page_table,
+        page_size=page_size,
+        row_to_batch=row_to_batch,
+        page_table_starts=page_table_starts,
+        out_positions=out_positions,
+    ):
+        return out
     call = check(
         "paged",
         scores,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ capabilities = Capabilities(
     device_types=("cuda",), note='one launch (two for order="score"), ordered by position, always graph-safe'
 )
 
-_FORM_NUMBER = {form: number for number, form in enumerate(FORMS)}
+FORM_NUMBER = {form: number for number, form in enumerate(FORMS)}
 _modules: dict[int, tuple[Any, _plan.DeviceLimits]] = {}  # by device index
 _Arguments = tuple[int, int, float, int]
 _chosen: dict[
@@ -49,22 +49,37 @@ def refuses(call: Call) -> str | None:
     return capabilities.refuses_call(call)
 
 
+def launcher(
+    index: int, rows: int, width: int, k: int, aligned: bool
+) -> tuple[Callable[..., None], torch.Tensor | None, _Arguments] | None:
+    """The compiled function, the counters and the launch for such a call; None before the first call on the device.
+
+    ``aligned``: whether every row surely starts at a multiple of four scores in memory.
+    """
+    found = _modules.get(index)
+    if found is None:
+        return None
+    select, limits = found
+    plan = _override or _chosen.get((rows, width, k, index, aligned))
+    if plan is None:
+        if len(_chosen) >= _MAX_CHOSEN:
+            _chosen.clear()
+        plan = _plan.choose(rows, width, k, limits, aligned).arguments
+        _chosen[rows, width, k, index, aligned] = plan
+    return select, _counters, plan
+
+
 def run(call: Call) -> None:
     """Launch the selection on the current stream of the scores' device."""
     scores = call.scores
     index = scores.device.index
-    found = _modules.get(index)
-    if found is None:
-        found = _load(index)
-    select, limits = found
+    if index not in _modules:
+        _load(index)
     rows, width = scores.shape
     aligned = call.row_starts is None and scores.stride(0) % 4 == 0 and scores.data_ptr() % 16 == 0
-    plan = _override or _chosen.get((rows, width, call.k, index, aligned))
-    if plan is None:
-        if len(_chosen) >= _MAX_CHOSEN:
-            _chosen.clear()
-        plan = _plan.choose(rows, width, call.k, limits, aligned).arguments
-        _chosen[rows, width, call.k, index, aligned] = plan
+    found = launcher(index, rows, width, call.k, aligned)
+    assert found is not None
+    select, counters, plan = found
     select(
         scores,
         call.lengths,
@@ -76,9 +91,9 @@ def run(call: Call) -> None:
         call.out,
         call.out_positions,
         call.out_scores,
-        _counters,
+        counters,
         call.k,
-        _FORM_NUMBER[call.form],
+        FORM_NUMBER[call.form],
         call.page_size,
         call.tie_break == "largest",
         call.order == "score",
