@@ -193,7 +193,39 @@ def test_racecheck_looks_at_every_kernel() -> None:
 
 def test_the_plan_names_groups_of_the_driver() -> None:
     assert {group.name for groups in sanitize.PLAN.values() for group in groups} == set(driver.GROUPS)
-    assert [group.name for group in sanitize.PLAN["racecheck"]][-1] == "clusters-16"  # the likeliest to hang: last
+    groups = sanitize.PLAN["racecheck"]
+    assert [group.name for group in groups][-2:] == ["split-16", "clusters-16"]  # the likeliest to hang: last
+
+
+def test_a_tool_has_time_for_its_largest_groups() -> None:
+    """One that hangs leaves half a minute to the other; all the rest took 5 s each on an H200."""
+    groups = sanitize.PLAN["racecheck"]
+    last = [group.limit for group in groups if group.name.endswith("-16")]
+    assert len(last) == 2
+    assert all(60 <= limit <= 75 for limit in last)
+    evidence = (ROOT / "tools" / "gpu_evidence.py").read_text()
+    session = (ROOT / "tools" / "gpu_session.sh").read_text()
+    defaults = [
+        *re.findall(r'"--tool-limit", type=float, default=(\d+)', evidence),
+        *re.findall(r"--tool-limit (\d+)", session),
+    ]
+    assert [float(text) for text in defaults] == [sanitize.LIMIT] * 2
+    assert 5 * (len(groups) - 2) + max(last) + 30 <= sanitize.LIMIT
+
+
+def test_large_clusters_get_short_rows_but_for_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(driver, "select", lambda shape, *_: made.append((shape.name, shape.rows, shape.width)))
+    plan = driver._plan.Plan("Split512", 16, 4.5)
+    driver.run_kinds(driver.Run(), [plan])
+    assert made == [
+        ("fast", 2, driver.WIDTH),
+        *((kind, 2, driver.SHORT) for kind in ("second try", "plateau", "exact")),
+    ]
+    assert driver.WIDTH > 16 * 256, "a block without scores"
+    made.clear()
+    driver.run_kinds(driver.Run(), [dataclasses.replace(plan, cluster=3)])
+    assert {width for _, _, width in made} == {driver.WIDTH}
 
 
 def test_the_drivers_inputs_reach_what_it_says() -> None:
@@ -205,7 +237,7 @@ def test_the_drivers_inputs_reach_what_it_says() -> None:
         assert 37 < int(shape.lengths.min()) <= 256
         assert int(shape.lengths.max()) > 1000
     for kind in driver.KINDS:
-        for width in (driver.NARROW, driver.WIDTH):
+        for width in (driver.SHORT, driver.NARROW, driver.WIDTH):
             shape, scores = driver.kind_case(kind, width)
             assert int(shape.lengths.min()) > shape.k, "a trivial row"
             assert shape.check(scores, shape.call(scores, backend="torch"))

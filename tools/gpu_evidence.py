@@ -266,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="where to write (default: tests/results/<gpu>.json)")
     parser.add_argument("--sanitize", action="store_true", help="also run compute-sanitizer's four tools")
     parser.add_argument("--limit", type=float, default=480, help="seconds for the tests (default 480)")
-    parser.add_argument("--tool-limit", type=float, default=90, help="seconds for each sanitizer (default 90)")
+    parser.add_argument("--tool-limit", type=float, default=150, help="seconds for each sanitizer (default 150)")
     parser.add_argument(
         "--add-sanitizers", action="store_true", help="run no tests: add the sanitizers to the file of the same code"
     )

@@ -68,7 +68,7 @@ profile
 packages &
 [ $other = 0 ] && { tests; conformance & } # one GPU: figures first, alone
 until [ -e "$work/tests.done" ]; do sleep 1; done
-CUDA_VISIBLE_DEVICES=0 timeout 300 python3 tools/gpu_evidence.py --add-sanitizers --tool-limit 75 --out "$out/nvidia-h200.json" |
+CUDA_VISIBLE_DEVICES=0 timeout 300 python3 tools/gpu_evidence.py --add-sanitizers --tool-limit 150 --out "$out/nvidia-h200.json" |
   tail -n 12
 wait
 tail -n 400 "$work"/*.log >"$out/session.log"
