@@ -568,4 +568,5 @@ def test_checks_and_choice_stay_on_their_short_path(monkeypatch: pytest.MonkeyPa
     assert python <= 18  # 16
     assert builtin <= 42  # 36
     monkeypatch.setattr("dsa_topk.api.needs_operator", lambda scores: True)
-    assert _calls_made(lambda: dsa_topk.topk_positions(**positions))[0] > 30  # the measure sees the slow path
+    # The measure sees the slow path: 58 calls the first time in a process, 22 later on.
+    assert _calls_made(lambda: dsa_topk.topk_positions(**positions))[0] > 18
