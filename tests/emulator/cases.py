@@ -122,7 +122,7 @@ def by_shape(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
     """Every named call shape (decode, mtp, ragged, packed, ...) in all forms, page sizes and index types."""
     kernel, cluster = route
     for i, name in enumerate(shapes.NAMES):
-        for turn, page_size in enumerate((1, 64, 16, 100)):
+        for turn, page_size in enumerate((1, 64, 33, 100)):
             k, n = SIZES[(i + turn + seed) % 4]
             integers = torch.int64 if turn % 2 else torch.int32
             shape = shapes.make(name, rows=9, width=n, k=k, seed=seed + turn, page_size=page_size, index_dtype=integers)
@@ -180,6 +180,30 @@ def far_rows(route: tuple[str, int]) -> Iterator[Case]:
     call = prepare(scores, torch.tensor([n, 10, 300]), k)
     call.out = out
     yield Case(f"outputs 2^31 elements apart {kernel}x{cluster}", call, kernel, cluster)
+
+
+def by_page_size(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
+    """Rows long enough that a warp's turn of the output touches as many pages as it can; windows and tables that start
+    anywhere."""
+    kernel, cluster = route
+    k, n = 600, 5003
+    for i, page_size in enumerate((1, 31, 32, 33, 34, 64, 1000, 70_000)):
+        entries = -(-n // page_size) + 3
+        table = torch.randperm(4 * entries, generator=torch.Generator().manual_seed(seed + i), dtype=torch.int32)
+        starts = torch.tensor([0, 1, 31, 45]) + seed
+        call = prepare(
+            distributions.make("normal", 4, n, dtype=(FP32, FP16)[(i + seed) % 2], seed=seed + i, k=k),
+            n - starts - torch.tensor([0, 0, 70, 3000]),
+            k,
+            form="paged",
+            page_table=table.view(4, entries),
+            page_size=page_size,
+            row_to_batch=torch.tensor([2, 0, 3, 1]),
+            row_starts=starts,
+            page_table_starts=torch.tensor([3, 0, 1, 2]),
+        )
+        about = f"page {page_size} {kernel}x{cluster}"
+        yield Case(about, call, kernel, cluster, options=Options(seed=seed * 10 + i))
 
 
 EXTREMES = (0, 1, -1, 2**31 - 1, 2**31, -(2**31), 2**32, 2**32 + 5, 2**62, -(2**62), 2**63 - 1, -(2**63), -(2**32) + 3)
@@ -351,6 +375,7 @@ Group = Callable[..., Iterator[Case]]
 _GROUPS = (
     by_shape,
     by_layout,
+    by_page_size,
     far_rows,
     hostile_integers,
     by_order,

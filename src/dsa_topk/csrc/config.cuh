@@ -21,7 +21,7 @@ struct FilterConfig {
   static constexpr bool kMulti = Multi;
   static constexpr bool kSpread = false;  // several blocks a row that are no cluster (split.cuh)
   static constexpr int kListBytes = ((kList + kBatch) * kThreads + kSpill) * 8;
-  static constexpr int kStageBytes = kWarps * 32 * 32 * 2;  // emit.cuh
+  static constexpr int kStageBytes = kWarps * static_cast<int>(sizeof(Stage));  // emit.cuh
   static constexpr int kArenaBytes = kListBytes > kStageBytes ? kListBytes : kStageBytes;
   static_assert(kSamples % 8 == 0, "samples come in groups of four quarter rows, two to a load");
   static_assert(kWarps <= 32, "per-warp counts are summed by one warp");

@@ -26,8 +26,8 @@ __device__ __forceinline__ uint32_t unpair(uint32_t word, int lane) {
 // `paired`: the bits lie as bit_of() says, else one after the other.
 template <int kThreads, class E>
 __device__ __forceinline__ void emit_bitmap(const Output<E>& output, const Slice& slice, const uint32_t* bitmap,
-                                            uint16_t* stages, uint32_t* warp_counts, int32_t slot, bool paired) {
-  constexpr int kWarps = kThreads / 32, kTurn = 32 * 32;
+                                            Stage* stages, uint32_t* warp_counts, int32_t slot, bool paired) {
+  constexpr int kWarps = kThreads / 32;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
   const int32_t words = slice.last - slice.first;
   const int32_t per_warp = (words + kWarps * E::kLoad - 1) / (kWarps * E::kLoad) * E::kLoad;  // whole units
@@ -41,14 +41,16 @@ __device__ __forceinline__ void emit_bitmap(const Output<E>& output, const Slice
     __syncthreads();
     slot += static_cast<int32_t>(warp_sum_first(warp_counts, warp, lane));
   }
-  uint16_t* stage = stages + warp * kTurn;
+  Stage& stage = stages[warp];
 #pragma unroll 1
   for (int32_t i0 = begin; i0 < end; i0 += 32) {
+    const int32_t base = (slice.first + i0) * 32 - slice.shift;
+    const NearPage near = output.near_page(base, lane);  // on its way while the words are looked at
     uint32_t word = i0 + lane < end ? bitmap[i0 + lane] : 0u;
     if (E::kLoad == 2 && paired) word = unpair(word, lane);
     const uint32_t bits = __popc(word), inclusive = warp_inclusive_sum(bits, lane);
     const int32_t total = static_cast<int32_t>(__shfl_sync(ptx::kFullMask, inclusive, 31));
-    uint16_t* at = stage + inclusive;
+    uint16_t* at = stage.positions + inclusive;
     while (word) {  // from the top, two bits a turn: the index of the highest bit is one instruction
       const uint32_t high = 31 - __clz(word), rest = word ^ (1u << high);
       at[-1] = static_cast<uint16_t>(lane * 32 + high);
@@ -60,8 +62,8 @@ __device__ __forceinline__ void emit_bitmap(const Output<E>& output, const Slice
       }
       at -= 2;
     }
+    stage.add[lane] = output.add_of(near, base);
     __syncwarp();
-    const uint32_t base = static_cast<uint32_t>((slice.first + i0) * 32 - slice.shift);
     output.put_staged(slot, base, stage, total, lane);
     slot += total;
     __syncwarp();

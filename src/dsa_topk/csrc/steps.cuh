@@ -46,8 +46,8 @@ __device__ __forceinline__ void finish_row(const Args& a, int64_t index, const R
   }
   __syncthreads();
   if (C::kMulti) lower += warp_sum_first(s.wb, C::kWarps, threadIdx.x & 31);
-  emit_bitmap<C::kThreads>(Output<typename C::E>(a, row, index), slice, bitmap, reinterpret_cast<uint16_t*>(arena),
-                           s.wc, static_cast<int32_t>(lower), paired);
+  emit_bitmap<C::kThreads>(Output<typename C::E>(a, row, index), slice, bitmap, reinterpret_cast<Stage*>(arena), s.wc,
+                           static_cast<int32_t>(lower), paired);
 }
 
 // What every step finds again: registers are short, and loads are few where rows are rare.
