@@ -308,6 +308,32 @@ def crowds(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
         yield Case(f"crowds {tie_break} {kernel}x{cluster}", call, kernel, cluster, options=Options(seed=seed))
 
 
+def around_plateaus(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
+    """A heavy value whose copies end just before the k-th place, begin behind it, or lie around it: the sample does not
+    know."""
+    kernel, cluster = route
+    k, n = 600, 5003
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for copies in (250, 400, 1500):
+        for better in (k - 40, k - copies - 40, k - copies - 1, k - copies, k - copies // 2, k - 1, k, k + 40):
+            row = -torch.rand(n, generator=generator) - 1e-3
+            order = torch.randperm(n, generator=generator)
+            winners = max(better, 0)
+            row[order[:winners]] = torch.rand(winners, generator=generator) + 1e-3
+            row[order[winners : winners + copies]] = 0.0
+            rows.append(row)
+    scores = torch.stack(rows)
+    for i, value in enumerate((0.0, -0.0, 0.5, -torch.inf)):  # what the heavy value becomes
+        shifted = torch.where(scores == 0, value, scores + (value if value == 0.5 else 0.0))
+        margin = (4.0, 0.5, 8.0, 4.0)[i]
+        if margin == 8.0:  # an outlier, so that the sample is looked at again though the bracket holds most of it
+            shifted[torch.arange(len(rows)), scores.argmax(1)] = 1e6
+        call = prepare(shifted, None, k, tie_break=("smallest", "largest")[i % 2])
+        about = f"{value} around the k-th place, margin {margin} {kernel}x{cluster} seed {seed}"
+        yield Case(about, call, kernel, cluster, margin=margin, options=Options(seed=seed + i))
+
+
 def wide_brackets(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
     """A bracket that holds far too much: lists of threads, the spill list and the regions of a cluster overflow.
 
@@ -381,6 +407,7 @@ _GROUPS = (
     by_order,
     narrow_brackets,
     wide_brackets,
+    around_plateaus,
     crowds,
     between_the_samples,
 )

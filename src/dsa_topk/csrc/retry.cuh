@@ -5,11 +5,13 @@
 //   kChoose   the choice among the candidates of such a pass
 //   kRetry    after the first pass: on to kHeavy where the bracket ended beside a heavy value, else to kSecond
 //   kHeavy    a plateau pass of the heavy value
+//   kAround   a filtered pass of a bracket around a heavy value
 //   kSecond   a bracket beside the last one, or inside it
 //   kSettle   counting passes that close in on the k-th key
 //   kCrowd    choice by radix among the candidates of a pass
 //   kExactly  the path that needs no room at all
 #pragma once
+#include "around.cuh"
 #include "closer.cuh"
 #include "count.cuh"
 #include "exact.cuh"
@@ -49,10 +51,10 @@ __device__ __forceinline__ uint32_t closer_step(const Args& args) {
   const Args& a = ptx::opaque(args);  // else the compiler keeps what all steps need in registers
   const Place<C> at(a);
   Bracket b;
-  const SampleRanks rank(C::kThreads * C::kSamples, a.k, at.row().n, a.margin);
-  const bool plateau = look_closer<C>(b, rank, sample_place<C>(a), at.s);
-  const uint32_t next = ask_pass(at.s, b, kFast);
-  return plateau ? step(kHeavy) : next;
+  const auto row = at.row();
+  const SampleRanks rank(C::kThreads * C::kSamples, a.k, row.n, a.margin);
+  const Step pass = look_closer<C>(b, rank, sample_place<C>(a), around_fits<C>(row), at.s);
+  return ask_pass(at.s, b, kFast, pass);
 }
 
 // One filtered pass of the bracket: finishes the row where it holds, else names the step that does.
@@ -229,6 +231,13 @@ __device__ __forceinline__ void take_steps(const Args& a, uint32_t next) {
       case kChoose: next = choose_step<C>(a, static_cast<int>(next >> 4)); break;
       case kRetry: next = retry_step<C>(a); break;
       case kHeavy: next = heavy_step<C>(a); break;
+      case kAround:
+        if constexpr (kHasAround<C>) {
+          next = around_step<C>(a);
+        } else {
+          next = step(kExactly);  // never asked for
+        }
+        break;
       case kSecond: next = second_step<C>(a); break;
       case kSettle: next = settle_step<C>(a); break;
       case kCrowd: next = crowd_step<C>(a, static_cast<int>(next >> 4)); break;

@@ -9,7 +9,7 @@
 
 namespace dsa {
 
-enum Step : uint32_t { kDone, kCloser, kPass, kChoose, kRetry, kHeavy, kSecond, kSettle, kCrowd, kExactly };
+enum Step : uint32_t { kDone, kCloser, kPass, kChoose, kRetry, kHeavy, kAround, kSecond, kSettle, kCrowd, kExactly };
 
 // A step's number, and (kChoose, kCrowd) the length of this thread's own list.
 __device__ __forceinline__ uint32_t step(Step s, int entries = 0) {
@@ -77,7 +77,7 @@ struct Place {
 
 // Asks for a filtered pass of the bracket, after which the row counts as served by this path.
 template <class S>
-__device__ __forceinline__ uint32_t ask_pass(S& s, const Bracket& b, Path path) {
+__device__ __forceinline__ uint32_t ask_pass(S& s, const Bracket& b, Path path, Step pass = kPass) {
   if (threadIdx.x == 0) {
     s.lo = b.lo;
     s.hi = b.hi;
@@ -85,7 +85,7 @@ __device__ __forceinline__ uint32_t ask_pass(S& s, const Bracket& b, Path path) 
     s.bin_hi = b.bin_hi;
     s.path = path;
   }
-  return step(kPass);
+  return step(pass);
 }
 
 // Asks for a plateau pass of the value with this key.
