@@ -15,7 +15,8 @@ struct FilterConfig {
   static constexpr int kThreads = Threads, kWarps = Threads / 32, kSamples = SamplesPerThread;
   static constexpr int kList = ListEntries;  // candidates a thread keeps before it spills to the shared list
   static constexpr int kBatch = 8;           // scores a thread tests before it looks at its list; the slack of the list
-  static constexpr int kSpill = Threads >= 128 ? 512 : Threads * 4;
+  // As much as four blocks of 256 threads with bitmaps of 131072 scores leave of an SM.
+  static constexpr int kSpill = Threads == 256 ? 640 : Threads >= 128 ? 512 : Threads * 4;
   static constexpr int kBins = Threads > 512 ? Threads : Bins;
   static constexpr int kMinBlocks = MinBlocks > 1 ? MinBlocks - ptx::kFewerBlocks : 1;
   static constexpr bool kMulti = Multi;
