@@ -186,8 +186,9 @@ def by_page_size(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
     """Rows long enough that a warp's turn of the output touches as many pages as it can; windows and tables that start
     anywhere."""
     kernel, cluster = route
-    k, n = 600, 5003
-    for i, page_size in enumerate((1, 31, 32, 33, 34, 64, 1000, 70_000)):
+    k = 600
+    for i, page_size in enumerate((1, 31, 32, 33, 64, 1000, 70_000)):
+        n = 17_003 if page_size in (32, 33) else 5003
         entries = -(-n // page_size) + 3
         table = torch.randperm(4 * entries, generator=torch.Generator().manual_seed(seed + i), dtype=torch.int32)
         starts = torch.tensor([0, 1, 31, 45]) + seed
@@ -204,6 +205,20 @@ def by_page_size(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
         )
         about = f"page {page_size} {kernel}x{cluster}"
         yield Case(about, call, kernel, cluster, options=Options(seed=seed * 10 + i))
+
+
+def clusters(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
+    """Rows whose winners lie side by side: one turn of the output has them all, the others none."""
+    kernel, cluster = route
+    k, n = 1500, 40_003
+    scores = torch.rand(3, n, generator=torch.Generator().manual_seed(seed))
+    for row, first in zip(scores, (0, 12_345 + seed, n - k - 20), strict=True):
+        row[first : first + k + 20] += 2.0
+    table = torch.randperm(3 * 630, generator=torch.Generator().manual_seed(seed), dtype=torch.int32).view(3, 630)
+    tie_break = ("smallest", "largest")[seed % 2]
+    lengths = torch.tensor([n, n - 3, n])
+    call = prepare(scores, lengths, k, tie_break=tie_break, form="paged", page_table=table, page_size=64)
+    yield Case(f"winners side by side {kernel}x{cluster}", call, kernel, cluster, options=Options(seed=seed))
 
 
 EXTREMES = (0, 1, -1, 2**31 - 1, 2**31, -(2**31), 2**32, 2**32 + 5, 2**62, -(2**62), 2**63 - 1, -(2**63), -(2**32) + 3)
@@ -402,6 +417,7 @@ _GROUPS = (
     by_shape,
     by_layout,
     by_page_size,
+    clusters,
     far_rows,
     hostile_integers,
     by_order,

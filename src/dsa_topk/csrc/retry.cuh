@@ -108,8 +108,7 @@ __device__ __forceinline__ uint32_t choose_step(const Args& args, int entries) {
   const Slice slice = at.slice(row);
   Taker<C> take{at.bitmap, slice.first, slice.last, 0};
   if (need > 0) take_ranked<C>(a, candidates, entries, top, scale, crossing, need - crossing.above, take);
-  finish_row<C>(a, at.index, row, slice, s, at.arena, at.bitmap, c.lower, take.lower);
-  return step(kDone);
+  return ask_emission<C>(s, c.lower, take.lower);
 }
 
 template <class C>
@@ -140,8 +139,7 @@ __device__ __forceinline__ uint32_t heavy_step(const Args& args) {
     return step(at.s.path == kCounted ? kExactly : kSecond);  // no step leads back: every row ends
   }
   count_path<C>(a, at.rank, at.s.path == kCounted ? kCounted : kPlateau);
-  finish_row<C>(a, at.index, row, slice, at.s, at.arena, at.bitmap, r.lower, 0, false);
-  return step(kDone);
+  return ask_emission<C>(at.s, r.lower, 0, false);
 }
 
 template <class C>
@@ -204,9 +202,7 @@ __device__ __forceinline__ uint32_t crowd_step(const Args& args, int entries) {
     take_crowded<C>(a, candidates, entries, c.top, c.scale, c.bin, c.need, take);
     lower = take.lower;
   }
-  const auto row = at.row();  // not kept: registers are short
-  finish_row<C>(a, at.index, row, at.slice(row), at.s, at.arena, at.bitmap, c.lower, lower);
-  return step(kDone);
+  return ask_emission<C>(at.s, c.lower, lower);
 }
 
 template <class C>
@@ -220,11 +216,11 @@ __device__ __forceinline__ uint32_t exact_step(const Args& args) {
   return step(kDone);
 }
 
-// Takes a row's steps from `next` on until it is done.
+// Takes a row's steps from `next` on until it is done, or only its emission is left.
 template <class C>
-__device__ __forceinline__ void take_steps(const Args& a, uint32_t next) {
+__device__ __forceinline__ uint32_t take_steps(const Args& a, uint32_t next) {
 #pragma unroll 1
-  while (next != step(kDone)) {
+  while (next != step(kDone) && next != step(kEmit)) {
     switch (static_cast<Step>(next & 15u)) {
       case kCloser: next = closer_step<C>(a); break;
       case kPass: next = pass_step<C>(a); break;
@@ -244,6 +240,7 @@ __device__ __forceinline__ void take_steps(const Args& a, uint32_t next) {
       default: next = exact_step<C>(a); break;
     }
   }
+  return next;
 }
 
 }  // namespace dsa

@@ -89,18 +89,16 @@ struct Row {
   }
 };
 
-// Results leave in turns of kTurn neighbouring positions (emit.cuh). Of pages not smaller than kLeastNear these touch
-// no more than 32, one for each lane to look up before it is known which positions are selected.
-constexpr int32_t kTurn = 32 * 32, kLeastNear = 33;
+// Results leave in turns (emit.cuh): selected positions, counted from the turn's first, and (PAGED) what each page of
+// the turn adds to them. kTurnWords words of 32 positions are as many as a lane ever has in a turn.
+constexpr int32_t kTurnWords = 4, kTurnPages = 128;
+constexpr int32_t kLeastNear = 33;  // the least page size of which so many pages always hold a turn
 
-struct NearPage {
-  uint32_t page, physical;
-};
-
-// A turn's selected positions, counted from its first, and (PAGED) what each of its pages adds to them.
+template <int kPositions>
 struct Stage {
-  uint16_t positions[kTurn];
-  uint32_t add[32];
+  static constexpr int32_t kRoom = kPositions;
+  uint16_t positions[kPositions];
+  int32_t add[kTurnPages];
 };
 
 // Where a row's results go.
@@ -130,16 +128,29 @@ struct Output {
     return p + (reinterpret_cast<const uint32_t*>(row.where)[page] - page) * static_cast<uint32_t>(a.page_size);
   }
 
-  // The `lane`-th page of a turn whose first position is `base`, negative where it lies before the window.
-  __device__ __forceinline__ NearPage near_page(int32_t base, int lane) const {
-    if (a.form != kPaged || a.page_size < kLeastNear) return NearPage{0u, 0u};
-    const uint32_t last = page_of(a, static_cast<uint32_t>(row.n - 1)), lanes = first_page(base) + lane,
-                   page = lanes < last ? lanes : last;
-    return NearPage{page, reinterpret_cast<const uint32_t*>(row.where)[page]};
+  // Asks for the pages of `span` positions from `base` on, which is negative where they begin before the window.
+  template <class S>
+  __device__ __forceinline__ void ask_pages(S& stage, int32_t base, int32_t span, int lane) const {
+    if (a.form != kPaged || a.page_size < kLeastNear) return;
+    const int32_t end = base + span < row.n ? base + span : row.n;
+    const uint32_t first = first_page(base), last = page_of(a, static_cast<uint32_t>(end - 1));
+    const int32_t* pages = reinterpret_cast<const int32_t*>(row.where) + first;
+#pragma unroll 1
+    for (uint32_t i = lane; first + i <= last; i += 32) ptx::copy_async(&stage.add[i], pages + i);
   }
-  // What makes a result of a position in it that is counted from the turn's first.
-  __device__ __forceinline__ uint32_t add_of(const NearPage& near, int32_t base) const {
-    return static_cast<uint32_t>(base) + (near.physical - near.page) * static_cast<uint32_t>(a.page_size);
+  // Has them, and makes of each what it adds. Before the other lanes read them the warp must meet.
+  template <class S>
+  __device__ __forceinline__ void set_pages(S& stage, int32_t base, int32_t span, int lane) const {
+    if (a.form != kPaged || a.page_size < kLeastNear) return;
+    const int32_t end = base + span < row.n ? base + span : row.n;
+    const uint32_t first = first_page(base), last = page_of(a, static_cast<uint32_t>(end - 1));
+    ptx::wait_copies();
+#pragma unroll 1
+    for (uint32_t i = lane; first + i <= last; i += 32) {
+      const uint32_t physical = static_cast<uint32_t>(stage.add[i]);
+      stage.add[i] = static_cast<int32_t>(static_cast<uint32_t>(base) +
+                                          (physical - first - i) * static_cast<uint32_t>(a.page_size));
+    }
   }
   __device__ __forceinline__ uint32_t first_page(int32_t base) const {
     return page_of(a, base > 0 ? static_cast<uint32_t>(base) : 0u);
@@ -147,7 +158,8 @@ struct Output {
 
   // The first `count` positions of a turn that begins at `base` to the slots from `slot` on, by one warp. What is
   // common is done without a test a slot.
-  __device__ __forceinline__ void put_staged(int32_t slot, int32_t base, const Stage& stage, int32_t count,
+  template <class S>
+  __device__ __forceinline__ void put_staged(int32_t slot, int32_t base, const S& stage, int32_t count,
                                              int lane) const {
     int32_t* to = out + slot;
     const uint16_t* staged = stage.positions;
@@ -160,8 +172,15 @@ struct Output {
 #pragma unroll
         for (int u = 0; u < 4; ++u) to[i + u * 32] = static_cast<int32_t>(r[u]);
       }
-#pragma unroll 1
-      for (; i < count; i += 32) to[i] = static_cast<int32_t>(result(staged[i]));
+      uint32_t r[3];
+#pragma unroll
+      for (int u = 0; u < 3; ++u) {
+        r[u] = i + u * 32 < count ? result(staged[i + u * 32]) : 0u;
+      }
+#pragma unroll
+      for (int u = 0; u < 3; ++u) {
+        if (i + u * 32 < count) to[i + u * 32] = static_cast<int32_t>(r[u]);
+      }
     };
     if (positions || scores || a.raw) {
 #pragma unroll 1
@@ -171,7 +190,7 @@ struct Output {
     } else if (a.form == kPaged) {
       // The turn's first position, counted from the start of its page (modulo 2^32).
       const uint32_t before = static_cast<uint32_t>(base) - first_page(base) * static_cast<uint32_t>(a.page_size);
-      write([&](uint32_t p) { return p + stage.add[page_of(a, p + before)]; });
+      write([&](uint32_t p) { return p + static_cast<uint32_t>(stage.add[page_of(a, p + before)]); });
     } else {
       const uint32_t add = static_cast<uint32_t>(base) + static_cast<uint32_t>(row.where);
       write([&](uint32_t p) { return p + add; });
