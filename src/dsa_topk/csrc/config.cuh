@@ -18,7 +18,7 @@ struct FilterConfig {
   // As much as four blocks of 256 threads with bitmaps of 131072 scores leave of an SM.
   static constexpr int kSpill = Threads == 256 ? 640 : Threads >= 128 ? 512 : Threads * 4;
   static constexpr int kBins = Threads > 512 ? Threads : Bins;
-  static constexpr int kMinBlocks = MinBlocks > 1 ? MinBlocks - ptx::kFewerBlocks : 1;
+  static constexpr int kMinBlocks = MinBlocks > 1 ? MinBlocks * (8 - ptx::kFewerBlocks) / 8 : 1;
   static constexpr bool kMulti = Multi;
   static constexpr bool kSpread = false;  // several blocks a row that are no cluster (split.cuh)
   static constexpr int kListBytes = ((kList + kBatch) * kThreads + kSpill) * 8;

@@ -14,10 +14,10 @@ constexpr uint32_t kFullMask = 0xffffffffu;
 
 #ifndef DSA_EMULATE
 
-// The blocks an SM that the kernels ask for are tuned on sm_90; other targets use a few registers more and get one
-// block less, where the same bound would spill.
+// The blocks an SM that the kernels ask for are tuned on sm_90; other targets use a few registers more and get one of
+// eight less, where the same bound would spill, and two where shared memory (100 KB an SM) leaves room for four anyway.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
-constexpr int kFewerBlocks = 1;
+constexpr int kFewerBlocks = __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200 ? 2 : 1;
 #else
 constexpr int kFewerBlocks = 0;
 #endif
