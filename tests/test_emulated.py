@@ -18,6 +18,7 @@ from emulator.cases import (
     Case,
     by_distribution,
     by_layout,
+    by_page_size,
     by_shape,
     crowds,
     hostile_integers,
@@ -76,7 +77,7 @@ SANITIZED = [("Row128", 1), ("Cluster512", 3), ("Held8K", 1), ("Split512", 2)]  
 
 
 # The sanitized build costs ten times as much: it runs what touches memory in unusual places.
-@pytest.mark.parametrize("group", [by_shape, by_layout, hostile_integers], ids=lambda g: g.__name__)
+@pytest.mark.parametrize("group", [by_shape, by_layout, by_page_size, hostile_integers], ids=lambda g: g.__name__)
 @pytest.mark.parametrize("route", SANITIZED, ids=name_of)
 def test_sanitized(route: tuple[str, int], group: object) -> None:
     assert callable(group)

@@ -86,9 +86,10 @@ class Plan:
 
 
 # A missed bracket costs its row one more pass. Among thousands of rows that is lost in the crowd, and a narrow bracket
-# makes every row cheaper; where the launch is hardly longer than a row it is the latency of the call
-# (docs/kernel-notes.md).
-_MARGIN_MANY, _MARGIN_WAVE, _MARGIN_FEW = 2.6, 3.2, 4.5
+# makes every row cheaper; where the launch is hardly longer than a row it is the latency of the call, and so is a list
+# that overflows (docs/kernel-notes.md): there the bracket is as wide as the lists have ample room for.
+_MARGIN_MANY, _MARGIN_WAVE, _MARGIN_LONG_WAVE, _MARGIN_FEW = 2.6, 4.0, 3.2, 4.5
+_SPARE_MANY, _SPARE_WAVE = 1.1, 1.25  # for the width of bins; and for the luck of a thousand rows
 
 _HELD = tuple(kernel for kernel in _TABLE if kernel.samples == 0)
 
@@ -111,7 +112,6 @@ def choose(rows: int, width: int, k: int, limits: DeviceLimits, aligned: bool = 
     """
     if rows > 4 * limits.sms:
         many = rows > 12 * limits.sms
-        margin = _MARGIN_MANY if many else _MARGIN_WAVE
         names: tuple[str, ...]
         if width <= 12288:
             names, prefetch = ("Row128", "Row128Deep", "Row256", "Row512Deep"), 8192
@@ -119,7 +119,11 @@ def choose(rows: int, width: int, k: int, limits: DeviceLimits, aligned: bool = 
             names, prefetch = ("Row128Deep", "Row256", "Row512Deep"), 16384
         else:
             names, prefetch = ("Row256", "Row512Deep"), 32768 if width <= 49152 or not many else 65536
-        return Plan(_first_with_room(names, width, k, margin), 1, margin, prefetch if many or width > 24576 else 0)
+        margin, spare = (_MARGIN_MANY, _SPARE_MANY) if many else (_MARGIN_WAVE, _SPARE_WAVE)
+        if not many and not _has_room(names[0], width, k, margin, spare):
+            margin = _MARGIN_LONG_WAVE
+        chosen = next((name for name in names if _has_room(name, width, k, margin, spare)), names[-1])
+        return Plan(chosen, 1, margin, prefetch if many or width > 24576 else 0)
     span = width if aligned else width + 3
     held = next((kernel for kernel in _HELD if span <= kernel.room), None)
     if held is not None:
@@ -161,10 +165,7 @@ def expected_listed(width: int, k: int, samples: int, margin: float) -> float:
     return k + expected_candidates(width, k, samples, margin) / 2 + 2.0 * width / samples
 
 
-def _first_with_room(names: tuple[str, ...], width: int, k: int, margin: float) -> str:
-    """The first kernel whose lists hold the bracket's candidates, else the last: a full list is exact too, but slow."""
-    for name in names:
-        kernel = _BY_NAME[name]
-        if 1.1 * expected_candidates(width, k, kernel.samples, margin) <= kernel.room:  # a tenth for the bins
-            return name
-    return names[-1]
+def _has_room(name: str, width: int, k: int, margin: float, spare: float) -> bool:
+    """Whether a kernel's lists hold the bracket's candidates. A full list is exact too, but slow."""
+    kernel = _BY_NAME[name]
+    return spare * expected_candidates(width, k, kernel.samples, margin) <= kernel.room

@@ -122,7 +122,7 @@ def by_shape(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
     """Every named call shape (decode, mtp, ragged, packed, ...) in all forms, page sizes and index types."""
     kernel, cluster = route
     for i, name in enumerate(shapes.NAMES):
-        for turn, page_size in enumerate((1, 64, 16, 100)):
+        for turn, page_size in enumerate((1, 64, 33, 100)):
             k, n = SIZES[(i + turn + seed) % 4]
             integers = torch.int64 if turn % 2 else torch.int32
             shape = shapes.make(name, rows=9, width=n, k=k, seed=seed + turn, page_size=page_size, index_dtype=integers)
@@ -180,6 +180,45 @@ def far_rows(route: tuple[str, int]) -> Iterator[Case]:
     call = prepare(scores, torch.tensor([n, 10, 300]), k)
     call.out = out
     yield Case(f"outputs 2^31 elements apart {kernel}x{cluster}", call, kernel, cluster)
+
+
+def by_page_size(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
+    """Rows long enough that a warp's turn of the output touches as many pages as it can; windows and tables that start
+    anywhere."""
+    kernel, cluster = route
+    k = 600
+    for i, page_size in enumerate((1, 31, 32, 33, 64, 1000, 70_000)):
+        n = 17_003 if page_size in (32, 33) else 5003
+        entries = -(-n // page_size) + 3
+        table = torch.randperm(4 * entries, generator=torch.Generator().manual_seed(seed + i), dtype=torch.int32)
+        starts = torch.tensor([0, 1, 31, 45]) + seed
+        call = prepare(
+            distributions.make("normal", 4, n, dtype=(FP32, FP16)[(i + seed) % 2], seed=seed + i, k=k),
+            n - starts - torch.tensor([0, 0, 70, 3000]),
+            k,
+            form="paged",
+            page_table=table.view(4, entries),
+            page_size=page_size,
+            row_to_batch=torch.tensor([2, 0, 3, 1]),
+            row_starts=starts,
+            page_table_starts=torch.tensor([3, 0, 1, 2]),
+        )
+        about = f"page {page_size} {kernel}x{cluster}"
+        yield Case(about, call, kernel, cluster, options=Options(seed=seed * 10 + i))
+
+
+def clusters(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
+    """Rows whose winners lie side by side: one turn of the output has them all, the others none."""
+    kernel, cluster = route
+    k, n = 1500, 40_003
+    scores = torch.rand(3, n, generator=torch.Generator().manual_seed(seed))
+    for row, first in zip(scores, (0, 12_345 + seed, n - k - 20), strict=True):
+        row[first : first + k + 20] += 2.0
+    table = torch.randperm(3 * 630, generator=torch.Generator().manual_seed(seed), dtype=torch.int32).view(3, 630)
+    tie_break = ("smallest", "largest")[seed % 2]
+    lengths = torch.tensor([n, n - 3, n])
+    call = prepare(scores, lengths, k, tie_break=tie_break, form="paged", page_table=table, page_size=64)
+    yield Case(f"winners side by side {kernel}x{cluster}", call, kernel, cluster, options=Options(seed=seed))
 
 
 EXTREMES = (0, 1, -1, 2**31 - 1, 2**31, -(2**31), 2**32, 2**32 + 5, 2**62, -(2**62), 2**63 - 1, -(2**63), -(2**32) + 3)
@@ -284,6 +323,32 @@ def crowds(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
         yield Case(f"crowds {tie_break} {kernel}x{cluster}", call, kernel, cluster, options=Options(seed=seed))
 
 
+def around_plateaus(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
+    """A heavy value whose copies end just before the k-th place, begin behind it, or lie around it: the sample does not
+    know."""
+    kernel, cluster = route
+    k, n = 600, 5003
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for copies in (250, 400, 1500):
+        for better in (k - 40, k - copies - 40, k - copies - 1, k - copies, k - copies // 2, k - 1, k, k + 40):
+            row = -torch.rand(n, generator=generator) - 1e-3
+            order = torch.randperm(n, generator=generator)
+            winners = max(better, 0)
+            row[order[:winners]] = torch.rand(winners, generator=generator) + 1e-3
+            row[order[winners : winners + copies]] = 0.0
+            rows.append(row)
+    scores = torch.stack(rows)
+    for i, value in enumerate((0.0, -0.0, 0.5, -torch.inf)):  # what the heavy value becomes
+        shifted = torch.where(scores == 0, value, scores + (value if value == 0.5 else 0.0))
+        margin = (4.0, 0.5, 8.0, 4.0)[i]
+        if margin == 8.0:  # an outlier, so that the sample is looked at again though the bracket holds most of it
+            shifted[torch.arange(len(rows)), scores.argmax(1)] = 1e6
+        call = prepare(shifted, None, k, tie_break=("smallest", "largest")[i % 2])
+        about = f"{value} around the k-th place, margin {margin} {kernel}x{cluster} seed {seed}"
+        yield Case(about, call, kernel, cluster, margin=margin, options=Options(seed=seed + i))
+
+
 def wide_brackets(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
     """A bracket that holds far too much: lists of threads, the spill list and the regions of a cluster overflow.
 
@@ -351,11 +416,14 @@ Group = Callable[..., Iterator[Case]]
 _GROUPS = (
     by_shape,
     by_layout,
+    by_page_size,
+    clusters,
     far_rows,
     hostile_integers,
     by_order,
     narrow_brackets,
     wide_brackets,
+    around_plateaus,
     crowds,
     between_the_samples,
 )

@@ -1,7 +1,8 @@
 // A closer look at a sample whose bracket came out too wide: one value is heavy, or outliers stretched the bins.
 //
-// A heavy value is taken or left as a whole: the bracket ends beside it if the k-th score is expected there, else a
-// plateau pass counts its copies. Then the bins are drawn anew over the samples that are left in the bracket.
+// A heavy value is taken or left as a whole: the bracket ends beside it if the k-th score is expected there; it lies
+// around it, if there is room for a pass that marks its copies meanwhile and the k-th score may be one of them or not;
+// else a plateau pass counts its copies. Then the bins are drawn anew over the samples that are left in the bracket.
 #pragma once
 #include "sample.cuh"
 
@@ -49,17 +50,18 @@ __device__ __forceinline__ Split split_sample(const float* v, uint32_t key, Filt
   return Split{static_cast<int32_t>(counts >> 16), static_cast<int32_t>(counts & 0xffffu)};
 }
 
-// Ends, as keys, of the samples in [low, high]; first > last if there are none.
+// Ends, as keys, of the samples in [low, high] without the heavy ones; first > last if there are none.
 struct Ends {
   uint32_t first, last;
 };
 template <class C>
-__device__ __forceinline__ Ends sample_ends(const float* v, uint32_t low, uint32_t high, FilterShared<C::kBins>& s) {
+__device__ __forceinline__ Ends sample_ends(const float* v, uint32_t low, uint32_t high, uint32_t heavy,
+                                            FilterShared<C::kBins>& s) {
   Ends e{0xffffffffu, 0u};
 #pragma unroll 1
   for (int i = 0; i < C::kSamples; ++i) {
     const uint32_t x = key_of(v[i * C::kThreads]);
-    const bool in = x >= low && x <= high;
+    const bool in = x >= low && x <= high && x != heavy;
     if (in && x < e.first) e.first = x;
     if (in && x > e.last) e.last = x;
   }
@@ -69,10 +71,11 @@ __device__ __forceinline__ Ends sample_ends(const float* v, uint32_t low, uint32
 }
 
 // Narrows [low, high] to the ranks' bins over the samples in `ends`: bins of equal widths, which the crowd in the
-// middle fills evenly, or (by_key) of equal numbers of floats, which no spread defeats. Returns the samples inside.
+// middle fills evenly, or (by_key) of equal numbers of floats, which no spread defeats. The heavy ones are not counted.
+// Returns the samples inside.
 template <class C>
-__device__ __forceinline__ int32_t narrow_by_bins(const float* v, const Ends& ends, bool by_key, uint32_t& low,
-                                                  uint32_t& high, FilterShared<C::kBins>& s) {
+__device__ __forceinline__ int32_t narrow_by_bins(const float* v, const Ends& ends, uint32_t heavy, bool by_key,
+                                                  uint32_t& low, uint32_t& high, FilterShared<C::kBins>& s) {
   constexpr int kBins = C::kBins, kInside = kBins - 1;  // bin 0: samples above
   int shift = 0;
   while (by_key && (ends.last - ends.first) >> shift > kInside - 1) ++shift;
@@ -83,7 +86,7 @@ __device__ __forceinline__ int32_t narrow_by_bins(const float* v, const Ends& en
     const float x = v[i * C::kThreads];
     const uint32_t key = key_of(x);
     const uint32_t bin = by_key ? (ends.last - key) >> shift : static_cast<uint32_t>(bin_of<kInside>(x, top, scale));
-    if (key >= ends.first) atomicAdd(&s.hist[key > ends.last ? 0u : bin + 1u], 1u);
+    if (key >= ends.first && key != heavy) atomicAdd(&s.hist[key > ends.last ? 0u : bin + 1u], 1u);
   }
   __syncthreads();
   const int32_t ranks[2] = {s.rank_lo, s.rank_hi};
@@ -103,33 +106,56 @@ __device__ __forceinline__ int32_t narrow_by_bins(const float* v, const Ends& en
   return lo.above + lo.count - (hi.bin < 0 ? 0 : hi.bin == 0 ? hi.count : hi.above);
 }
 
-// Narrows the bracket [s.lo, s.hi] by the sample, `kept` in shared memory, and returns it in `b`. True: the k-th score
-// is expected to be the heavy value, whose key goes to s.heavy; it does so too where the bracket ends beside it.
+// Narrows the bracket [s.lo, s.hi] by the sample, `kept` in shared memory, and returns it in `b`, and how the row's
+// pass is to be made: kHeavy: the k-th score is expected to be the heavy value, whose key goes to s.heavy; it does so
+// too where the bracket ends beside it, or lies around it (kAround, if there is `room`).
 template <class C>
-__device__ __forceinline__ bool look_closer(Bracket& b, SampleRanks rank, const float* kept,
+__device__ __forceinline__ Step look_closer(Bracket& b, SampleRanks rank, const float* kept, bool room,
                                             FilterShared<C::kBins>& s) {
   const float* v = kept + threadIdx.x;  // v[i * kThreads]
   __syncthreads();                      // what thread 0 noted of the sample is there, and the warps' words were read
   uint32_t high = key_of(s.hi), low = key_of(s.lo);
-  bool plateau = false, wanted = true;
+  bool wanted = true;
+  Step pass = kPass;
+  uint32_t around = 0, sampled = 0;  // the heavy value's key, should it lie inside, and that of its samples
   const int32_t few = rank.few();
   const uint32_t mode = s.sight == kLowest ? key_of(-kHuge) : heavy_key<C>(v, low, high, s);
   if (mode != 0) {
     const Split split = split_sample<C>(v, mode, s);
+    const int32_t better = split.better, as_good = split.better + split.copies;
     // Undo the clipping: the ends stand for the infinities (should it be NaN, the plateau pass will say so).
     uint32_t key = mode >= key_of(kHuge) ? kKeyPlusInf : mode <= key_of(-kHuge) ? kKeyMinusInf : mode;
-    const bool above = rank.middle <= split.better, below = rank.middle > split.better + split.copies;
-    plateau = above ? key == kKeyPlusInf : !below || key == kKeyMinusInf || key_below(key) < low;
-    if (plateau && below && key_below(key) < low) key = kKeyMinusInf;  // with nothing sampled between the two
-    // The side that is wanted, or that would be if the plateau pass says so.
-    if (plateau ? rank.hi <= split.better && key != kKeyPlusInf : above) {
-      low = key_above(key);
-      if (rank.lo + 8 > split.better) rank.lo = kNoRank;  // all but down to the heavy value: all the way
-    } else if (plateau ? rank.lo > split.better + split.copies && key_below(key) >= low : below) {
-      high = key_below(key);
-      if (rank.hi - 8 < split.better + split.copies) rank.hi = 0;
+    const bool above = rank.middle <= better, below = rank.middle > as_good;
+    const bool lower = key_below(key) >= low;  // there may be scores between it and the bracket's end
+    const bool from_above = rank.hi <= better, to_below = rank.lo > as_good && lower;
+    if (room && key != kKeyPlusInf && rank.lo + 8 > better && rank.hi - 8 < as_good && (from_above || to_below)) {
+      pass = kAround;
+      around = key;
+      sampled = mode;
+      if (!from_above) {
+        high = key_below(key);
+        rank.hi = 0;
+      }
+      if (to_below) {
+        rank.lo -= split.copies;
+      } else {
+        low = key_above(key);
+        rank.lo = kNoRank;
+      }
     } else {
-      wanted = false;
+      const bool plateau = above ? key == kKeyPlusInf : !below || key == kKeyMinusInf || !lower;
+      if (plateau && below && !lower) key = kKeyMinusInf;  // with nothing sampled between the two
+      if (plateau) pass = kHeavy;
+      // The side that is wanted, or that would be if the plateau pass says so.
+      if (plateau ? from_above && key != kKeyPlusInf : above) {
+        low = key_above(key);
+        if (rank.lo + 8 > better) rank.lo = kNoRank;  // all but down to the heavy value: all the way
+      } else if (plateau ? rank.lo > as_good && key_below(key) >= low : below) {
+        high = key_below(key);
+        if (rank.hi - 8 < as_good) rank.hi = 0;
+      } else {
+        wanted = false;
+      }
     }
     if (threadIdx.x == 0) s.heavy = key;
   }
@@ -141,15 +167,16 @@ __device__ __forceinline__ bool look_closer(Bracket& b, SampleRanks rank, const 
   Ends ends{low, low};
 #pragma unroll 1
   for (int round = 0; wanted && round < 2; ++round) {
-    ends = sample_ends<C>(v, low, high, s);
-    wanted = ends.first < ends.last && narrow_by_bins<C>(v, ends, round == 1, low, high, s) > s.rank_few;
+    ends = sample_ends<C>(v, low, high, sampled, s);
+    wanted = ends.first < ends.last && narrow_by_bins<C>(v, ends, sampled, round == 1, low, high, s) > s.rank_few;
   }
+  if (high < around) high = around;  // copies are not above the bracket
   b.lo = float_of(low);
   b.hi = float_of(high);
   b.set_bins(s.bottom, s.top);
   // Bins from the lowest sample on: the bracket may reach down to a mask.
   if (ends.first < ends.last && b.bin_lo < float_of(ends.first)) b.bin_lo = float_of(ends.first);
-  return plateau;
+  return pass;
 }
 
 }  // namespace dsa

@@ -15,13 +15,14 @@ struct FilterConfig {
   static constexpr int kThreads = Threads, kWarps = Threads / 32, kSamples = SamplesPerThread;
   static constexpr int kList = ListEntries;  // candidates a thread keeps before it spills to the shared list
   static constexpr int kBatch = 8;           // scores a thread tests before it looks at its list; the slack of the list
-  static constexpr int kSpill = Threads >= 128 ? 512 : Threads * 4;
+  // As much as four blocks of 256 threads with bitmaps of 131072 scores leave of an SM.
+  static constexpr int kSpill = Threads == 256 ? 640 : Threads >= 128 ? 512 : Threads * 4;
   static constexpr int kBins = Threads > 512 ? Threads : Bins;
-  static constexpr int kMinBlocks = MinBlocks > 1 ? MinBlocks - ptx::kFewerBlocks : 1;
+  static constexpr int kMinBlocks = MinBlocks > 1 ? MinBlocks * (8 - ptx::kFewerBlocks) / 8 : 1;
   static constexpr bool kMulti = Multi;
   static constexpr bool kSpread = false;  // several blocks a row that are no cluster (split.cuh)
   static constexpr int kListBytes = ((kList + kBatch) * kThreads + kSpill) * 8;
-  static constexpr int kStageBytes = kWarps * 32 * 32 * 2;  // emit.cuh
+  static constexpr int kStageBytes = kWarps * static_cast<int>(sizeof(Stage<32 * 32 * E::kLoad>));  // emit.cuh
   static constexpr int kArenaBytes = kListBytes > kStageBytes ? kListBytes : kStageBytes;
   static_assert(kSamples % 8 == 0, "samples come in groups of four quarter rows, two to a load");
   static_assert(kWarps <= 32, "per-warp counts are summed by one warp");
@@ -62,7 +63,8 @@ struct alignas(16) FilterShared {
   unsigned long long mode;  // heaviest sampled value: count << 32 | key
   uint32_t heavy;           // key of a heavy value beside which the bracket ends, or 0
   uint32_t tie_count, spill_count;
-  uint64_t where;                      // kept here and not in registers, which are short while a slice streams
+  uint64_t where, window;  // of the row; kept here and not in registers, which are short while a slice streams
+  int32_t n;
   float top, bottom;                   // ends of the sample
   int32_t rank_lo, rank_hi, rank_few;  // of the bracket in the sample (closer.cuh)
   // What a step notes for the next one (steps.cuh).
@@ -73,6 +75,8 @@ struct alignas(16) FilterShared {
   Miss miss;    // why it did not settle the row
   float share;  // of a full list's candidates that are to be taken
   Crowd crowd;
+  uint32_t lower;  // selected in the blocks before this one
+  bool paired;     // whether the bitmap is as bit_of() says (emit.cuh)
 };
 
 // Where a sample waits that must be looked at closer: the place of the lists, out of the way of what peers send.

@@ -41,7 +41,7 @@ __device__ __forceinline__ uint32_t fast_row(const Args& a) {
   constexpr bool kMulti = C::kMulti;
   const Place<C> at(a);
   auto& s = at.s;
-  Row<E> row = at.row();
+  const Row<E> row = at.row();
   if (row.n <= a.k) {
     count_path<C>(a, at.rank, kTrivial);
     Output<E>(a, row, at.index)
@@ -55,7 +55,7 @@ __device__ __forceinline__ uint32_t fast_row(const Args& a) {
     return step(kExactly);
   }
   const Slice slice = at.slice(row);
-  if (threadIdx.x == 0) s.where = row.where;
+  at.note(row);
   if (threadIdx.x == 0) prefetch_head(a, row, slice);
   const Bracket b = sample_bracket<C>(a, row, slice.shift, s, sample_place<C>(a));
   if (kMulti) ptx::cluster_wait();
@@ -78,9 +78,7 @@ __device__ __forceinline__ uint32_t fast_row(const Args& a) {
     if (crossing.count > kTieCap) return crowded<C>(s, t, crossing, top, scale, entries);
     take_ranked<C>(a, candidates, entries, top, scale, crossing, t.need - crossing.above, take);
   }
-  row.where = s.where;
-  finish_row<C>(a, at.index, row, slice, s, at.arena, at.bitmap, t.lower, take.lower);
-  return step(kDone);
+  return ask_emission<C>(s, t.lower, take.lower);
 }
 
 template <class C>
@@ -88,8 +86,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) filter_kernel(cons
   ptx::pdl_launch_dependents();
   if (C::kMulti) ptx::cluster_arrive();  // waited for before the first access to a peer's memory
   ptx::pdl_wait();
-  const uint32_t next = fast_row<C>(a);
-  if (next != step(kDone)) take_steps<C>(a, next);
+  uint32_t next = fast_row<C>(a);
+  if (next != step(kEmit)) next = take_steps<C>(a, next);
+  if (next == step(kEmit)) emit_row<C>(a);
 }
 
 }  // namespace dsa

@@ -48,6 +48,31 @@ __device__ __forceinline__ void compare_words(const Row<typename C::E>& row, con
   }
 }
 
+// Of the ties in words [begin, end) of `equal`, the first of which is number `index` of its row, takes those with the
+// numbers [first, last): by position. By one warp.
+__device__ __forceinline__ void take_ties(uint32_t* bitmap, const uint32_t* equal, int32_t begin, int32_t end,
+                                          uint32_t index, uint32_t first, uint32_t last) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll 1
+  for (int32_t i0 = begin; i0 < end; i0 += 32) {
+    const int32_t i = i0 + lane;
+    uint32_t word = i < end ? equal[i] : 0u;
+    const uint32_t bits = __popc(word), inclusive = warp_inclusive_sum(bits, lane);
+    uint32_t at = index + inclusive - bits;  // number of ties before this word
+    index += __shfl_sync(ptx::kFullMask, inclusive, 31);
+    uint32_t taken = 0;
+    if (at >= first && at + bits <= last) {
+      taken = word;
+    } else {
+      for (; word; word &= word - 1, ++at) {
+        if (at >= first && at < last) taken |= word & (0u - word);
+      }
+    }
+    if (taken) bitmap[i] |= taken;
+    __syncwarp();
+  }
+}
+
 template <class C>
 __device__ __forceinline__ PlateauResult plateau_row(const Args& a, const Row<typename C::E>& row, const Slice& slice,
                                                      uint32_t key, uint32_t rank, uint32_t* bitmap, uint32_t* equal,
@@ -101,27 +126,8 @@ __device__ __forceinline__ PlateauResult plateau_row(const Args& a, const Row<ty
   if (all_winners >= k + 1) return PlateauResult{1, 0};
   const uint32_t need = k - all_winners;
   if (need > all_ties) return PlateauResult{-1, 0};
-  // Ties [first, last) in position order are taken.
   const uint32_t first = a.largest ? all_ties - need : 0u, last = a.largest ? all_ties : need;
-  uint32_t index = ties_lower + ties_before;
-#pragma unroll 1
-  for (int32_t i0 = begin; i0 < end; i0 += 32) {
-    const int32_t i = i0 + lane;
-    uint32_t word = i < end ? equal[i] : 0u;
-    const uint32_t bits = __popc(word), inclusive = warp_inclusive_sum(bits, lane);
-    uint32_t at = index + inclusive - bits;  // number of ties before this word
-    index += __shfl_sync(ptx::kFullMask, inclusive, 31);
-    uint32_t taken = 0;
-    if (at >= first && at + bits <= last) {
-      taken = word;
-    } else {
-      for (; word; word &= word - 1, ++at) {
-        if (at >= first && at < last) taken |= word & (0u - word);
-      }
-    }
-    if (taken) bitmap[i] |= taken;
-    __syncwarp();
-  }
+  take_ties(bitmap, equal, begin, end, ties_lower + ties_before, first, last);
   const uint32_t taken_lower = (ties_lower < last ? ties_lower : last) - (ties_lower < first ? ties_lower : first);
   __syncthreads();
   return PlateauResult{0, winners_lower + taken_lower};

@@ -14,10 +14,10 @@ constexpr uint32_t kFullMask = 0xffffffffu;
 
 #ifndef DSA_EMULATE
 
-// The blocks an SM that the kernels ask for are tuned on sm_90; other targets use a few registers more and get one
-// block less, where the same bound would spill.
+// The blocks an SM that the kernels ask for are tuned on sm_90; other targets use a few registers more and get one of
+// eight less, where the same bound would spill, and two where shared memory (100 KB an SM) leaves room for four anyway.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
-constexpr int kFewerBlocks = 1;
+constexpr int kFewerBlocks = __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200 ? 2 : 1;
 #else
 constexpr int kFewerBlocks = 0;
 #endif
@@ -197,6 +197,27 @@ __device__ __forceinline__ uint32_t filter_step(float x, float lo, float hi, uin
       " @q add.u32 %1, %1, %7;\n}"
       : "=&r"(ballot), "+r"(cursor)
       : "f"(x), "f"(lo), "f"(hi), "r"(__float_as_uint(x)), "r"(tag), "n"(kStride)
+      : "memory");
+  return ballot;
+}
+
+// The same for a bracket around a value: its copies are neither appended nor above hi; `copies` gets their ballot.
+template <int kStride>
+__device__ __forceinline__ uint32_t filter_step_around(float x, float lo, float hi, float value, uint32_t tag,
+                                                       uint32_t& cursor, uint32_t& copies) {
+  uint32_t ballot;
+  asm volatile(
+      "{\n .reg .pred p, q, r;\n"
+      " setp.gt.f32 p, %3, %5;\n"
+      " vote.sync.ballot.b32 %0, p, 0xffffffff;\n"
+      " setp.eq.f32 r, %3, %6;\n"
+      " vote.sync.ballot.b32 %1, r, 0xffffffff;\n"
+      " or.pred p, p, r;\n"
+      " setp.ge.and.f32 q, %3, %4, !p;\n"
+      " @q st.shared.v2.b32 [%2], {%7, %8};\n"
+      " @q add.u32 %2, %2, %9;\n}"
+      : "=&r"(ballot), "=&r"(copies), "+r"(cursor)
+      : "f"(x), "f"(lo), "f"(hi), "f"(value), "r"(__float_as_uint(x)), "r"(tag), "n"(kStride)
       : "memory");
   return ballot;
 }
@@ -435,6 +456,12 @@ inline uint32_t filter_step(float x, float lo, float hi, uint32_t tag, uint32_t&
     cursor += kStride;
   }
   return ballot;
+}
+template <int kStride>
+inline uint32_t filter_step_around(float x, float lo, float hi, float value, uint32_t tag, uint32_t& cursor,
+                                   uint32_t& copies) {
+  copies = __ballot_sync(kFullMask, x == value);
+  return filter_step<kStride>(x, x == value ? INFINITY : lo, hi, tag, cursor);
 }
 inline void count(uint32_t address) { atomicAdd(reinterpret_cast<uint32_t*>(dynamic_smem() + address), 1u); }
 inline void append(bool in, uint32_t* count, void* list, uint32_t value, uint32_t tag) {

@@ -5,11 +5,13 @@
 //   kChoose   the choice among the candidates of such a pass
 //   kRetry    after the first pass: on to kHeavy where the bracket ended beside a heavy value, else to kSecond
 //   kHeavy    a plateau pass of the heavy value
+//   kAround   a filtered pass of a bracket around a heavy value
 //   kSecond   a bracket beside the last one, or inside it
 //   kSettle   counting passes that close in on the k-th key
 //   kCrowd    choice by radix among the candidates of a pass
 //   kExactly  the path that needs no room at all
 #pragma once
+#include "around.cuh"
 #include "closer.cuh"
 #include "count.cuh"
 #include "exact.cuh"
@@ -49,10 +51,10 @@ __device__ __forceinline__ uint32_t closer_step(const Args& args) {
   const Args& a = ptx::opaque(args);  // else the compiler keeps what all steps need in registers
   const Place<C> at(a);
   Bracket b;
-  const SampleRanks rank(C::kThreads * C::kSamples, a.k, at.row().n, a.margin);
-  const bool plateau = look_closer<C>(b, rank, sample_place<C>(a), at.s);
-  const uint32_t next = ask_pass(at.s, b, kFast);
-  return plateau ? step(kHeavy) : next;
+  const auto row = at.row();
+  const SampleRanks rank(C::kThreads * C::kSamples, a.k, row.n, a.margin);
+  const Step pass = look_closer<C>(b, rank, sample_place<C>(a), around_fits<C>(row), at.s);
+  return ask_pass(at.s, b, kFast, pass);
 }
 
 // One filtered pass of the bracket: finishes the row where it holds, else names the step that does.
@@ -106,8 +108,7 @@ __device__ __forceinline__ uint32_t choose_step(const Args& args, int entries) {
   const Slice slice = at.slice(row);
   Taker<C> take{at.bitmap, slice.first, slice.last, 0};
   if (need > 0) take_ranked<C>(a, candidates, entries, top, scale, crossing, need - crossing.above, take);
-  finish_row<C>(a, at.index, row, slice, s, at.arena, at.bitmap, c.lower, take.lower);
-  return step(kDone);
+  return ask_emission<C>(s, c.lower, take.lower);
 }
 
 template <class C>
@@ -138,8 +139,7 @@ __device__ __forceinline__ uint32_t heavy_step(const Args& args) {
     return step(at.s.path == kCounted ? kExactly : kSecond);  // no step leads back: every row ends
   }
   count_path<C>(a, at.rank, at.s.path == kCounted ? kCounted : kPlateau);
-  finish_row<C>(a, at.index, row, slice, at.s, at.arena, at.bitmap, r.lower, 0, false);
-  return step(kDone);
+  return ask_emission<C>(at.s, r.lower, 0, false);
 }
 
 template <class C>
@@ -202,9 +202,7 @@ __device__ __forceinline__ uint32_t crowd_step(const Args& args, int entries) {
     take_crowded<C>(a, candidates, entries, c.top, c.scale, c.bin, c.need, take);
     lower = take.lower;
   }
-  const auto row = at.row();  // not kept: registers are short
-  finish_row<C>(a, at.index, row, at.slice(row), at.s, at.arena, at.bitmap, c.lower, lower);
-  return step(kDone);
+  return ask_emission<C>(at.s, c.lower, lower);
 }
 
 template <class C>
@@ -218,23 +216,31 @@ __device__ __forceinline__ uint32_t exact_step(const Args& args) {
   return step(kDone);
 }
 
-// Takes a row's steps from `next` on until it is done.
+// Takes a row's steps from `next` on until it is done, or only its emission is left.
 template <class C>
-__device__ __forceinline__ void take_steps(const Args& a, uint32_t next) {
+__device__ __forceinline__ uint32_t take_steps(const Args& a, uint32_t next) {
 #pragma unroll 1
-  while (next != step(kDone)) {
+  while (next != step(kDone) && next != step(kEmit)) {
     switch (static_cast<Step>(next & 15u)) {
       case kCloser: next = closer_step<C>(a); break;
       case kPass: next = pass_step<C>(a); break;
       case kChoose: next = choose_step<C>(a, static_cast<int>(next >> 4)); break;
       case kRetry: next = retry_step<C>(a); break;
       case kHeavy: next = heavy_step<C>(a); break;
+      case kAround:
+        if constexpr (kHasAround<C>) {
+          next = around_step<C>(a);
+        } else {
+          next = step(kExactly);  // never asked for
+        }
+        break;
       case kSecond: next = second_step<C>(a); break;
       case kSettle: next = settle_step<C>(a); break;
       case kCrowd: next = crowd_step<C>(a, static_cast<int>(next >> 4)); break;
       default: next = exact_step<C>(a); break;
     }
   }
+  return next;
 }
 
 }  // namespace dsa

@@ -9,7 +9,20 @@
 
 namespace dsa {
 
-enum Step : uint32_t { kDone, kCloser, kPass, kChoose, kRetry, kHeavy, kSecond, kSettle, kCrowd, kExactly };
+enum Step : uint32_t {
+  kDone,
+  kCloser,
+  kPass,
+  kChoose,
+  kRetry,
+  kHeavy,
+  kAround,
+  kSecond,
+  kSettle,
+  kCrowd,
+  kEmit,
+  kExactly
+};
 
 // A step's number, and (kChoose, kCrowd) the length of this thread's own list.
 __device__ __forceinline__ uint32_t step(Step s, int entries = 0) {
@@ -31,23 +44,6 @@ __device__ __forceinline__ int32_t row_index(const Args& a) {
 template <class C>
 __device__ __forceinline__ void count_path(const Args& a, uint32_t rank, Path p) {
   if (a.counters && rank == 0 && threadIdx.x == 0) atomicAdd(a.counters + p, 1u);
-}
-
-// All bits are set (a barrier is still due): adds up what this row's earlier blocks chose among the candidates, and
-// emits.
-template <class C>
-__device__ __forceinline__ void finish_row(const Args& a, int64_t index, const Row<typename C::E>& row,
-                                           const Slice& slice, FilterShared<C::kBins>& s, uint8_t* arena,
-                                           uint32_t* bitmap, uint32_t lower, uint32_t chosen_lower,
-                                           bool paired = true) {
-  if (C::kMulti) {
-    chosen_lower = __reduce_add_sync(ptx::kFullMask, chosen_lower);
-    if ((threadIdx.x & 31) == 0) s.wb[threadIdx.x >> 5] = chosen_lower;
-  }
-  __syncthreads();
-  if (C::kMulti) lower += warp_sum_first(s.wb, C::kWarps, threadIdx.x & 31);
-  emit_bitmap<C::kThreads>(Output<typename C::E>(a, row, index), slice, bitmap, reinterpret_cast<uint16_t*>(arena),
-                           s.wc, static_cast<int32_t>(lower), paired);
 }
 
 // What every step finds again: registers are short, and loads are few where rows are rare.
@@ -72,12 +68,22 @@ struct Place {
         bitmap(reinterpret_cast<uint32_t*>(arena + args.arena_bytes)) {}
 
   __device__ __forceinline__ Row<E> row() const { return Row<E>(a, index); }
+  // The same once it was noted; follows a barrier.
+  __device__ __forceinline__ void note(const Row<E>& row) const {
+    if (threadIdx.x != 0) return;
+    s.where = row.where;
+    s.window = reinterpret_cast<uint64_t>(row.window);
+    s.n = row.n;
+  }
+  __device__ __forceinline__ Row<E> noted() const {
+    return Row<E>(reinterpret_cast<const typename E::Bits*>(s.window), s.n, s.where);
+  }
   __device__ __forceinline__ Slice slice(const Row<E>& r) const { return slice_of(r, blocks, rank); }
 };
 
 // Asks for a filtered pass of the bracket, after which the row counts as served by this path.
 template <class S>
-__device__ __forceinline__ uint32_t ask_pass(S& s, const Bracket& b, Path path) {
+__device__ __forceinline__ uint32_t ask_pass(S& s, const Bracket& b, Path path, Step pass = kPass) {
   if (threadIdx.x == 0) {
     s.lo = b.lo;
     s.hi = b.hi;
@@ -85,7 +91,7 @@ __device__ __forceinline__ uint32_t ask_pass(S& s, const Bracket& b, Path path) 
     s.bin_hi = b.bin_hi;
     s.path = path;
   }
-  return step(kPass);
+  return step(pass);
 }
 
 // Asks for a plateau pass of the value with this key.
@@ -96,6 +102,35 @@ __device__ __forceinline__ uint32_t ask_plateau(S& s, uint32_t key, Path path) {
     s.path = path;
   }
   return step(kHeavy);
+}
+
+// All bits are set: asks for their emission. `lower`: what the blocks before this one have selected, but for what this
+// block's threads chose of them among the candidates.
+template <class C>
+__device__ __forceinline__ uint32_t ask_emission(FilterShared<C::kBins>& s, uint32_t lower, uint32_t chosen_lower,
+                                                 bool paired = true) {
+  if (C::kMulti) {
+    chosen_lower = __reduce_add_sync(ptx::kFullMask, chosen_lower);
+    if ((threadIdx.x & 31) == 0) s.wb[threadIdx.x >> 5] = chosen_lower;
+  }
+  if (threadIdx.x == 0) {
+    s.lower = lower;
+    s.paired = paired;
+  }
+  return step(kEmit);
+}
+
+// The end of every row whose results a bitmap has.
+template <class C>
+__device__ __forceinline__ void emit_row(const Args& a) {
+  using E = typename C::E;
+  const Place<C> at(a);
+  __syncthreads();  // all bits are set, and what is read here was noted
+  uint32_t lower = at.s.lower;
+  if (C::kMulti) lower += warp_sum_first(at.s.wb, C::kWarps, threadIdx.x & 31);
+  const Row<E> row = at.noted();
+  emit_bitmap<C::kThreads>(Output<E>(a, row, at.index), at.slice(row), at.bitmap,
+                           reinterpret_cast<StageOf<E>*>(at.arena), at.s.wc, static_cast<int32_t>(lower), at.s.paired);
 }
 
 // What follows a pass whose bracket did not hold, or whose crossing bin is crowded.

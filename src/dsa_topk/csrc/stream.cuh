@@ -8,8 +8,8 @@ namespace dsa {
 //
 // Loads run 8 to 16 units ahead of the tests, in two register sets that take turns: what is being tested is never
 // copied, and an SM has some 50 KB under way, which is what the latency of a busy memory asks for.
-template <class C, int kBatch = C::kBatch>
-__device__ __forceinline__ int stream_filter(const Row<typename C::E>& row, const Slice& slice, const Tester<C>& test,
+template <class C, int kBatch = C::kBatch, class Test>
+__device__ __forceinline__ int stream_filter(const Row<typename C::E>& row, const Slice& slice, const Test& test,
                                              uint32_t* bitmap, const Candidates<C>& lists) {
   using E = typename C::E;
   constexpr int kThreads = C::kThreads, kWarps = C::kWarps, kStep = C::kThreads * 8, kLoad = E::kLoad;
