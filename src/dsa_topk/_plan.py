@@ -35,7 +35,7 @@ _TABLE = (
     Kernel("Split512", 512, 2048, 4096, several=True),
     Kernel("Whole512", 512, 2048, 8192),
     Kernel("Whole1024", 1024, 4096, 8192),
-    Kernel("Spread512", 512, 4096, 8192, spread=True),
+    Kernel("Spread512", 512, 8192, 8192, spread=True),
 )
 _BY_NAME = {kernel.name: kernel for kernel in _TABLE}
 
@@ -126,26 +126,25 @@ def choose(rows: int, width: int, k: int, limits: DeviceLimits, aligned: bool = 
         return Plan(chosen, 1, margin, prefetch if many or width > 24576 else 0)
     span = width if aligned else width + 3
     held = next((kernel for kernel in _HELD if span <= kernel.room), None)
+    # As many blocks a row as still run at once; more than eight do not help rows this short.
+    sizes = [size for size in range(16 if width > 32768 else 8, 1, -1) if limits.clusters[size] >= rows]
     if held is not None:
-        return Plan(held.name, 1, _MARGIN_FEW)
-    # As many blocks a row as still run at once and have room for its list; more than eight do not help rows this short.
-    most = 16 if width > 32768 else 8
-    sizes = [size for size in range(most, 1, -1) if limits.clusters[size] >= rows]
-    listed = expected_listed(width, k, 2048, _MARGIN_FEW)
+        # Of the longest rows held, several blocks read faster if they are at least five, one of two on an SM slower.
+        split, crowded = bool(sizes) and sizes[0] >= 5, rows > limits.sms
+        if held is not _HELD[-1] or not (split or crowded):
+            return Plan(held.name, 1, _MARGIN_FEW)
+    listed = most_listed(width, k, _BY_NAME["Split512"].samples, _MARGIN_FEW)
     for size in sizes:
-        # A block's part of the list, by average luck. What it can send to others is less in large clusters.
-        if listed / size <= 0.7 * (1024 if size > 8 else 2048 if size > 4 else 4096):
+        # What a block can send to others is less in large clusters (csrc/launch.h).
+        if listed / size <= 0.9 * (1024 if size > 8 else 2048 if size > 4 else 4096):
             return Plan("Split512", size, _MARGIN_FEW)
     if sizes:
         return Plan("Cluster512", sizes[0], _MARGIN_FEW)
     blocks = min(limits.sms // max(rows, 1), width // 8192)
-    spread = _BY_NAME["Spread512"]
-    fits = expected_listed(width, k, spread.samples, _MARGIN_FEW) <= 0.85 * spread.room
-    if blocks > 1 and fits and not any(limits.clusters):  # where there are clusters they win
-        return Plan(spread.name, blocks, _MARGIN_FEW)
+    if blocks > 1 and not any(limits.clusters) and _lists(width, k, "Spread512"):  # where there are clusters they win
+        return Plan("Spread512", blocks, _MARGIN_FEW)
     for name in ("Whole1024",) if rows <= limits.sms else ("Whole512", "Whole1024"):
-        kernel = _BY_NAME[name]
-        if expected_listed(width, k, kernel.samples, _MARGIN_FEW) <= 0.85 * kernel.room:
+        if _lists(width, k, name):
             return Plan(name, 1, _MARGIN_FEW)
     return Plan("Row512Deep", 1, _MARGIN_FEW)
 
@@ -160,9 +159,22 @@ def expected_candidates(width: int, k: int, samples: int, margin: float) -> floa
     return 2.0 * margin * math.sqrt(samples * p * (1.0 - p)) * width / samples
 
 
-def expected_listed(width: int, k: int, samples: int, margin: float) -> float:
-    """Scores of a full-width row not below its bracket, on average: k, half the bracket, and two samples of grace."""
-    return k + expected_candidates(width, k, samples, margin) / 2 + 2.0 * width / samples
+def most_listed(width: int, k: int, samples: int, margin: float) -> float:
+    """As many scores of a full-width row as hardly ever are not below its bracket.
+
+    The bracket ends at rank r of the sample, the k-th score's expected rank, ``margin`` standard deviations and two
+    more. The scores above it are ``width / S`` to a sample, and their number has the standard deviation of a Poisson
+    count of r samples, of which 3.5 are allowed for: one row in some thousands has more.
+    """
+    share = min(k / max(width, 1), 1.0)
+    rank = samples * share + margin * math.sqrt(samples * share * (1.0 - share)) + 2.0
+    return min((rank + 3.5 * math.sqrt(rank)) * width / samples, float(width))
+
+
+def _lists(width: int, k: int, name: str) -> bool:
+    """Whether the list of a kernel that takes a row by one block, or gathers it in one, holds it."""
+    kernel = _BY_NAME[name]
+    return most_listed(width, k, kernel.samples, _MARGIN_FEW) <= kernel.room
 
 
 def _has_room(name: str, width: int, k: int, margin: float, spare: float) -> bool:

@@ -45,7 +45,7 @@ using Whole1024 = SplitConfig<E, 1024, 16, 1, 1, false>;
 
 // A few rows over all SMs, for devices without clusters (docs/kernel-notes.md).
 template <class E>
-using Spread512 = SplitConfig<E, 512, 16, 2, 1, false, true>;
+using Spread512 = SplitConfig<E, 512, 16, 4, 1, false, true>;
 
 // _plan.py has the same table: it chooses by samples and list capacity.
 enum Kernel : int32_t {
