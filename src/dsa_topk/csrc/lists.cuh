@@ -10,20 +10,8 @@ struct SplitConfig : FilterConfig<Element, Threads, 8, 8, MinBlocks, Multi> {
   static constexpr bool kSpread = Spread;  // blocks of a row that meet in a workspace (spread.cuh)
   static constexpr int kPer = PerThread, kVectors = kPer / 4, kChunk = kPer * 32, kQuads = Quads;
   static constexpr int kBatchScores = Threads * kPer;
-  static constexpr int kEntries = Multi ? 4096 : 8192;    // of a block's list
-  static constexpr int kColumn = 8, kRows = kColumn + 4;  // entries of a thread's column (columns.cuh), and its slack
+  static constexpr int kEntries = Multi ? 4096 : 8192;  // of a block's list
   static constexpr int kPages = 2048;  // page-table entries of a block's slice, where they are no more than that
-};
-
-// What columns.cuh needs, which serves clusters only.
-template <class C, bool kUsed>
-struct ColumnsShared {};
-template <class C>
-struct ColumnsShared<C, true> {
-  uint32_t spilled;              // entries that found their column full
-  uint16_t before[Bins::kFine];  // entries before each word of the bitmap
-  Entry spill[C::kSpill];
-  Entry columns[C::kRows * C::kThreads];  // entry i of thread t: [i * kThreads + t]
 };
 
 template <class C>
@@ -40,7 +28,6 @@ struct alignas(16) SplitShared {
   // What is sent: how many, and the scores. It is the block's own region; those of a cluster's blocks follow.
   alignas(16) uint32_t region[4];
   float scores[C::kEntries];
-  ColumnsShared<C, C::kMulti> of_long;  // slices
 };
 
 constexpr uint32_t kTooMany = 1u << 20;  // entries of a list that did not fit

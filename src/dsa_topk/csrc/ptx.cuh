@@ -261,24 +261,6 @@ __device__ __forceinline__ void append_pair_at_least(uint32_t& cursor, float x, 
       : "memory");
 }
 
-// Where x >= least, stores (x, tag) at the shared address `cursor` and moves that on by kStep bytes.
-template <int kStep>
-__device__ __forceinline__ void append_entry_at_least(uint32_t& cursor, float x, float least, uint32_t tag) {
-  asm volatile(
-      "{\n .reg .pred p;\n"
-      " setp.ge.f32 p, %1, %2;\n"
-      " @p st.shared.v2.b32 [%0], {%3, %4};\n"
-      " @p add.u32 %0, %0, %5;\n}"
-      : "+r"(cursor)
-      : "f"(x), "f"(least), "r"(__float_as_uint(x)), "r"(tag), "n"(kStep)
-      : "memory");
-}
-
-// Sets bits of a shared word.
-__device__ __forceinline__ void set_bits(uint32_t address, uint32_t bits) {
-  asm volatile("red.shared.or.b32 [%0], %1;" ::"r"(address), "r"(bits) : "memory");
-}
-
 // Where x >= least, stores `value` at the shared address `cursor` and moves it on. Predicated like filter_step.
 __device__ __forceinline__ void append_at_least(uint32_t& cursor, float x, float least, uint32_t value) {
   asm volatile(
@@ -399,17 +381,6 @@ inline void append_pair_at_least(uint32_t& cursor, float x, float least, uint32_
   *reinterpret_cast<uint32_t*>(dynamic_smem() + cursor) = __float_as_uint(x);
   *reinterpret_cast<uint32_t*>(dynamic_smem() + cursor - kBefore) = value;
   cursor += 4;
-}
-template <int kStep>
-inline void append_entry_at_least(uint32_t& cursor, float x, float least, uint32_t tag) {
-  if (!(x >= least)) return;
-  auto* entry = reinterpret_cast<uint32_t*>(dynamic_smem() + cursor);
-  entry[0] = __float_as_uint(x);
-  entry[1] = tag;
-  cursor += kStep;
-}
-inline void set_bits(uint32_t address, uint32_t bits) {
-  atomicOr(reinterpret_cast<uint32_t*>(dynamic_smem() + address), bits);
 }
 inline uint32_t ld_others(const uint32_t* p) {
   cpu::point();

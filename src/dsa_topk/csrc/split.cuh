@@ -3,7 +3,7 @@
 //  1. A sample of the row, the same in every block of it, gives a bracket (bracket.cuh): a score that is hardly ever
 //  above the k-th one (`lo`), and one that is hardly ever below it.
 //  2. Each block streams its slice and lists what is not below `lo`, in order of position: a prefix sum and a barrier a
-//  batch of kPer scores a thread, or, if the slice is long, columns.cuh.
+//  batch of kPer scores a thread.
 //  3. Each block of a cluster sends the listed scores to all other blocks of the row, one bulk copy each, and finds the
 //  exact k-th score among them, all blocks redundantly: a histogram of the bracket, and the crossing bin ranked all
 //  against all. A spread row's lists meet in the block that comes last (spread.cuh).
@@ -11,15 +11,11 @@
 // A row whose bracket misses, whose list overflows or whose crossing bin is crowded goes to the exact path (exact.cuh).
 #pragma once
 #include "bracket.cuh"
-#include "columns.cuh"
 #include "groups.cuh"
 #include "short.cuh"
 #include "spread.cuh"
 
 namespace dsa {
-
-constexpr int32_t kLong = 4;  // batches of a slice from which on columns.cuh is faster
-struct NoColumns {};
 
 // The row's other way: right for every row.
 template <class C>
@@ -42,9 +38,6 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const
   ptx::pdl_launch_dependents();
   if (kMulti) {
     if (tid == 0) ptx::barrier_init(&shared.arrived, static_cast<uint32_t>(blocks - 1));
-    if constexpr (kMulti) {
-      if (tid == 0) shared.of_long.spilled = 0;
-    }
     ptx::cluster_arrive_relaxed();  // waited for before anything is sent
   }
 #pragma unroll
@@ -100,16 +93,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const
   } else {
     sample.load(window, n, shift);
   }
-  const int32_t batches = end > begin ? (end - begin + C::kBatchScores - 1) / C::kBatchScores : 0;
-  const bool is_long = kMulti && batches >= kLong;
   Portion<C> place(begin);
   Bits ahead[C::kPer];
-  typename std::conditional<kMulti, Columns<C>, NoColumns>::type columns;
-  if (is_long) {
-    if constexpr (kMulti) columns.load(window, begin, end);
-  } else {
-    hold<C>(ahead, window, end, place);
-  }
+  hold<C>(ahead, window, end, place);
   if (tid == 0) shared.first_page = kNoPages;
   if (a.form == kPaged && end > begin) {
     const uint32_t first = page_of(a, static_cast<uint32_t>(begin > 0 ? begin : 0)),
@@ -130,14 +116,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) split_kernel(const
 
   // The list.
   uint32_t run = 0;
-  if (is_long) {
-    if constexpr (kMulti) {
-      const uint32_t entries = columns.fill(shared, lo);
-      run = order_columns<C>(shared, entries, begin, end);
-    }
-  } else {
+  {
     const uint32_t scores_at = ptx::smem_address(shared.scores);
     constexpr uint32_t kBefore = offsetof(SplitShared<C>, scores) - offsetof(SplitShared<C>, positions);
+    const int32_t batches = end > begin ? (end - begin + C::kBatchScores - 1) / C::kBatchScores : 0;
 #pragma unroll 1
     for (int32_t batch = 0; batch < batches; ++batch) {
       float x[C::kPer];
