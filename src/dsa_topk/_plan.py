@@ -91,6 +91,8 @@ class Plan:
 _MARGIN_MANY, _MARGIN_WAVE, _MARGIN_LONG_WAVE, _MARGIN_FEW = 2.6, 4.0, 3.2, 4.5
 _SPARE_MANY, _SPARE_WAVE = 1.1, 1.25  # for the width of bins; and for the luck of a thousand rows
 
+_SPREAD_WIDTH = 786432  # a cluster's 16 blocks take longer to read such a row than the whole device to meet over it
+
 _HELD = tuple(kernel for kernel in _TABLE if kernel.samples == 0)
 
 
@@ -133,6 +135,11 @@ def choose(rows: int, width: int, k: int, limits: DeviceLimits, aligned: bool = 
         split, crowded = bool(sizes) and sizes[0] >= 5, rows > limits.sms
         if held is not _HELD[-1] or not (split or crowded):
             return Plan(held.name, 1, _MARGIN_FEW)
+    # Over the whole device without clusters: the longest rows of a few, and where clusters there are none.
+    blocks = min(limits.sms // max(rows, 1), width // 8192)
+    if blocks >= (8 if sizes else 2) and (width >= _SPREAD_WIDTH or not any(limits.clusters)):
+        if _lists(width, k, "Spread512"):
+            return Plan("Spread512", blocks, _MARGIN_FEW)
     listed = most_listed(width, k, _BY_NAME["Split512"].samples, _MARGIN_FEW)
     for size in sizes:
         # What a block can send to others is less in large clusters (csrc/launch.h).
@@ -140,13 +147,12 @@ def choose(rows: int, width: int, k: int, limits: DeviceLimits, aligned: bool = 
             return Plan("Split512", size, _MARGIN_FEW)
     if sizes:
         return Plan("Cluster512", sizes[0], _MARGIN_FEW)
-    blocks = min(limits.sms // max(rows, 1), width // 8192)
-    if blocks > 1 and not any(limits.clusters) and _lists(width, k, "Spread512"):  # where there are clusters they win
-        return Plan("Spread512", blocks, _MARGIN_FEW)
     for name in ("Whole1024",) if rows <= limits.sms else ("Whole512", "Whole1024"):
         if _lists(width, k, name):
             return Plan(name, 1, _MARGIN_FEW)
-    return Plan("Row512Deep", 1, _MARGIN_FEW)
+    margins = (_MARGIN_FEW, _MARGIN_WAVE, _MARGIN_LONG_WAVE)
+    margin = next((margin for margin in margins if _has_room("Row512Deep", width, k, margin, 1.0)), _MARGIN_MANY)
+    return Plan("Row512Deep", 1, margin)
 
 
 def expected_candidates(width: int, k: int, samples: int, margin: float) -> float:
