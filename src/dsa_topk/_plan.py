@@ -15,7 +15,7 @@ class Kernel:
 
     name: str
     threads: int
-    samples: int  # of a row; none where the whole row is held
+    samples: int  # of a long row (csrc/bracket.cuh); none where the whole row is held
     room: int  # held: scores of a row, the misalignment of its start included; else candidates that surely fit a block
     several: bool = False  # blocks a row, a cluster
     spread: bool = False  # blocks a row that need not run at the same time
@@ -32,10 +32,10 @@ _TABLE = (
     Kernel("Held8K", 512, 0, 8192),
     Kernel("Held16K", 512, 0, 16384),
     Kernel("Held32K", 1024, 0, 32768),
-    Kernel("Split512", 512, 2048, 4096, several=True),
-    Kernel("Whole512", 512, 2048, 8192),
-    Kernel("Whole1024", 1024, 4096, 8192),
-    Kernel("Spread512", 512, 8192, 8192, spread=True),
+    Kernel("Split512", 512, 4096, 4096, several=True),
+    Kernel("Whole512", 512, 2048, 10240),
+    Kernel("Whole1024", 1024, 4096, 10240),
+    Kernel("Spread512", 512, 8192, 10240, spread=True),
 )
 _BY_NAME = {kernel.name: kernel for kernel in _TABLE}
 
@@ -91,6 +91,7 @@ class Plan:
 _MARGIN_MANY, _MARGIN_WAVE, _MARGIN_LONG_WAVE, _MARGIN_FEW = 2.6, 4.0, 3.2, 4.5
 _SPARE_MANY, _SPARE_WAVE = 1.1, 1.25  # for the width of bins; and for the luck of a thousand rows
 
+_LONG_ROW = 98304  # shorter ones have a sample of 2048 (csrc/bracket.cuh)
 _SPREAD_WIDTH = 786432  # a cluster's 16 blocks take longer to read such a row than the whole device to meet over it
 
 _HELD = tuple(kernel for kernel in _TABLE if kernel.samples == 0)
@@ -137,9 +138,9 @@ def choose(rows: int, width: int, k: int, limits: DeviceLimits, aligned: bool = 
             return Plan(held.name, 1, _MARGIN_FEW)
     # Over the whole device without clusters: the longest rows of a few, and where clusters there are none.
     blocks = min(limits.sms // max(rows, 1), width // 8192)
-    if blocks >= (8 if sizes else 2) and (width >= _SPREAD_WIDTH or not any(limits.clusters)):
-        if _lists(width, k, "Spread512"):
-            return Plan("Spread512", blocks, _MARGIN_FEW)
+    spread = width >= _SPREAD_WIDTH and blocks >= 8 if sizes else blocks >= 2 and not any(limits.clusters)
+    if spread and _lists(width, k, "Spread512"):
+        return Plan("Spread512", blocks, _MARGIN_FEW)
     listed = most_listed(width, k, _BY_NAME["Split512"].samples, _MARGIN_FEW)
     for size in sizes:
         # What a block can send to others is less in large clusters (csrc/launch.h).
@@ -170,11 +171,13 @@ def most_listed(width: int, k: int, samples: int, margin: float) -> float:
 
     The bracket ends at rank r of the sample, the k-th score's expected rank, ``margin`` standard deviations and two
     more. The scores above it are ``width / S`` to a sample, and their number has the standard deviation of a Poisson
-    count of r samples, of which 3.5 are allowed for: one row in some thousands has more.
+    count of r samples, of which 5.5 are allowed for: fewer than one row in 100,000 has more.
     """
+    if width < _LONG_ROW:
+        samples = min(samples, 2048)
     share = min(k / max(width, 1), 1.0)
     rank = samples * share + margin * math.sqrt(samples * share * (1.0 - share)) + 2.0
-    return min((rank + 3.5 * math.sqrt(rank)) * width / samples, float(width))
+    return min((rank + 5.5 * math.sqrt(rank)) * width / samples, float(width))
 
 
 def _lists(width: int, k: int, name: str) -> bool:

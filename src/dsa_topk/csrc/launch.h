@@ -34,10 +34,10 @@ using Held16K = ResidentConfig<E, 512, 32, 1>;
 template <class E>
 using Held32K = ResidentConfig<E, 1024, 32, 1>;
 
-// Threads, scores a thread and batch, groups of four a thread samples, blocks an SM, several blocks a row: rows of any
-// length.
+// Threads, scores a thread and batch, groups of four a thread samples of long rows, blocks an SM, several blocks a row:
+// rows of any length.
 template <class E>
-using Split512 = SplitConfig<E, 512, 16, 1, 1, true>;
+using Split512 = SplitConfig<E, 512, 16, 2, 1, true>;
 template <class E>
 using Whole512 = SplitConfig<E, 512, 16, 1, 2, false>;
 template <class E>

@@ -4,13 +4,13 @@
 
 namespace dsa {
 
-// launch.h names the instantiations. `Quads`: groups of four scores that a thread samples.
+// launch.h names the instantiations. `Quads`: groups of four scores that a thread samples of long rows.
 template <class Element, int Threads, int PerThread, int Quads, int MinBlocks, bool Multi, bool Spread = false>
 struct SplitConfig : FilterConfig<Element, Threads, 8, 8, MinBlocks, Multi> {
   static constexpr bool kSpread = Spread;  // blocks of a row that meet in a workspace (spread.cuh)
   static constexpr int kPer = PerThread, kVectors = kPer / 4, kChunk = kPer * 32, kQuads = Quads;
   static constexpr int kBatchScores = Threads * kPer;
-  static constexpr int kEntries = Multi ? 4096 : 8192;  // of a block's list
+  static constexpr int kEntries = Multi ? 4096 : 10240;  // of a block's list; a block of 99 KB has room for it
   static constexpr int kPages = 2048;  // page-table entries of a block's slice, where they are no more than that
 };
 
