@@ -31,6 +31,7 @@ _TABLE = (
     Kernel("Held4K", 512, 0, 4096),
     Kernel("Held8K", 512, 0, 8192),
     Kernel("Held16K", 512, 0, 16384),
+    Kernel("Held16KTwin", 512, 0, 16384),
     Kernel("Held32K", 1024, 0, 32768),
     Kernel("Split512", 512, 4096, 4096, several=True),
     Kernel("Whole512", 512, 2048, 10240),
@@ -128,14 +129,13 @@ def choose(rows: int, width: int, k: int, limits: DeviceLimits, aligned: bool = 
         chosen = next((name for name in names if _has_room(name, width, k, margin, spare)), names[-1])
         return Plan(chosen, 1, margin, prefetch if many or width > 24576 else 0)
     span = width if aligned else width + 3
+    crowded = rows > limits.sms  # two rows on an SM
     held = next((kernel for kernel in _HELD if span <= kernel.room), None)
     # As many blocks a row as still run at once; more than eight do not help rows this short.
     sizes = [size for size in range(16 if width > 32768 else 8, 1, -1) if limits.clusters[size] >= rows]
-    if held is not None:
-        # Of the longest rows held, several blocks read faster if they are at least five, one of two on an SM slower.
-        split, crowded = bool(sizes) and sizes[0] >= 5, rows > limits.sms
-        if held is not _HELD[-1] or not (split or crowded):
-            return Plan(held.name, 1, _MARGIN_FEW)
+    # The longest rows are better held than split unless they have five blocks each, and not where they are crowded.
+    if held is not None and (held is not _HELD[-1] or not (crowded or (sizes and sizes[0] >= 5))):
+        return Plan("Held16KTwin" if crowded and held.name == "Held16K" else held.name, 1, _MARGIN_FEW)
     # Over the whole device without clusters: the longest rows of a few, and where clusters there are none.
     blocks = min(limits.sms // max(rows, 1), width // 8192)
     spread = width >= _SPREAD_WIDTH and blocks >= 8 if sizes else blocks >= 2 and not any(limits.clusters)
@@ -148,7 +148,7 @@ def choose(rows: int, width: int, k: int, limits: DeviceLimits, aligned: bool = 
             return Plan("Split512", size, _MARGIN_FEW)
     if sizes:
         return Plan("Cluster512", sizes[0], _MARGIN_FEW)
-    for name in ("Whole1024",) if rows <= limits.sms else ("Whole512", "Whole1024"):
+    for name in ("Whole512", "Whole1024") if crowded else ("Whole1024",):
         if _lists(width, k, name):
             return Plan(name, 1, _MARGIN_FEW)
     margins = (_MARGIN_FEW, _MARGIN_WAVE, _MARGIN_LONG_WAVE)

@@ -32,6 +32,8 @@ using Held8K = ResidentConfig<E, 512, 16, 2>;
 template <class E>
 using Held16K = ResidentConfig<E, 512, 32, 1>;
 template <class E>
+using Held16KTwin = ResidentConfig<E, 512, 32, 2>;  // two on an SM
+template <class E>
 using Held32K = ResidentConfig<E, 1024, 32, 1>;
 
 // Threads, scores a thread and batch, groups of four a thread samples of long rows, blocks an SM, several blocks a row:
@@ -57,12 +59,13 @@ enum Kernel : int32_t {
   kHeld4K = 5,
   kHeld8K = 6,
   kHeld16K = 7,
-  kHeld32K = 8,
-  kSplit512 = 9,
-  kWhole512 = 10,
-  kWhole1024 = 11,
-  kSpread512 = 12,
-  kKernels = 13
+  kHeld16KTwin = 8,
+  kHeld32K = 9,
+  kSplit512 = 10,
+  kWhole512 = 11,
+  kWhole1024 = 12,
+  kSpread512 = 13,
+  kKernels = 14
 };
 
 struct LaunchShape {
@@ -172,6 +175,7 @@ inline bool with_kernel(int32_t kernel, F&& f) {
     case kHeld4K: f(ResidentLaunch<BySize<E, Held4K<E>, Held8K<E>>>{}); return true;
     case kHeld8K: f(ResidentLaunch<Held8K<E>>{}); return true;
     case kHeld16K: f(ResidentLaunch<Held16K<E>>{}); return true;
+    case kHeld16KTwin: f(ResidentLaunch<BySize<E, Held16KTwin<E>, Held16K<E>>>{}); return true;
     case kHeld32K: f(BySize<E, ResidentLaunch<Held32K<E>>, SplitLaunch<Whole1024<E>>>{}); return true;
     case kSplit512: f(SplitLaunch<Split512<E>>{}); return true;
     case kWhole512: f(SplitLaunch<BySize<E, Whole512<E>, Whole1024<E>>>{}); return true;
