@@ -7,8 +7,8 @@ import torch
 
 from dsa_topk.testing import distributions, shapes
 from emulator.build import compiler
-from emulator.cases import Case
-from emulator.decode_cases import CAPACITY, DECODE_GROUPS, DECODE_ROUTES, owned_columns, sampled_columns
+from emulator.cases import NO_SECOND_TRY, Case
+from emulator.decode_cases import CAPACITY, DECODE_GROUPS, DECODE_ROUTES, owned_columns, sampled_columns, threads_of
 from emulator.emulated import emulated, new_counters, prepare
 from emulator.process import Options
 
@@ -64,14 +64,15 @@ def test_what_is_held_and_one_more(kernel: str) -> None:
 @pytest.mark.parametrize("kernel", CAPACITY)
 def test_the_misleading_rows_mislead(kernel: str) -> None:
     """Else `misleading_maxima` would test nothing: with winners elsewhere the same scores take the fast path."""
-    full = CAPACITY[kernel]
+    full, threads = CAPACITY[kernel], threads_of(kernel)
+    k, other = threads + 88, EXACT if kernel in NO_SECOND_TRY else SECOND_TRY
     generator = torch.Generator().manual_seed(1)
     row = torch.rand(1, full, generator=generator)
     scattered = row.clone()
-    scattered[0, torch.randperm(full, generator=generator)[:512]] += 10.0
-    row[0, owned_columns(kernel, torch.randint(8, (512,), generator=generator))] += 10.0
-    assert paths_taken([Case("one a thread", prepare(row, None, 600), kernel)])[SECOND_TRY] == 1
-    assert paths_taken([Case("scattered", prepare(scattered, None, 600), kernel)])[FAST] == 1
+    scattered[0, torch.randperm(full, generator=generator)[:threads]] += 3.0
+    row[0, owned_columns(kernel, torch.randint(8, (threads,), generator=generator))] += 3.0
+    assert paths_taken([Case("one a thread", prepare(row, None, k), kernel)])[other] == 1
+    assert paths_taken([Case("scattered", prepare(scattered, None, k), kernel)])[FAST] == 1
 
 
 @pytest.mark.parametrize("route", [("Whole512", 1), ("Whole1024", 1), ("Split512", 3)], ids=name_of)
@@ -81,7 +82,7 @@ def test_the_misleading_samples_are_what_is_sampled(route: tuple[str, int]) -> N
     n = 12_000
     noise = torch.rand(1, n, generator=torch.Generator().manual_seed(1))
     seen = sampled_columns(kernel, n)
-    assert seen.sum() > 0.9 * 4 * (1024 if kernel == "Whole1024" else 512)  # neighbours may draw the same group
+    assert seen.sum() > 0.9 * 4 * threads_of(kernel)  # neighbours may draw the same piece
     row = torch.where(seen, noise + 10.0, noise)
     assert paths_taken([Case("sampled", prepare(row, None, 5000 if blocks == 1 else 2500), kernel, blocks)])[EXACT] == 1
     assert paths_taken([Case("noise", prepare(noise, None, 2500), kernel, blocks)])[FAST] == 1

@@ -10,7 +10,7 @@ import torch
 import dsa_topk
 from dsa_topk import _plan
 from dsa_topk.testing import CallShape, check_selection, distributions
-from emulator.cases import NO_PLATEAU, between_the_samples
+from emulator.cases import NO_PLATEAU, NO_SECOND_TRY, between_the_samples, configuration
 from gpu_helpers import DTYPES, GPU, Mode, forced_plans, launched_as, on_gpu, select, verify
 
 ROWS, WIDTH, K = 64, 16384, 512
@@ -36,11 +36,11 @@ LISTED = {"trivial": WAYS["trivial"], "fast": WAYS["fast"], "exact": ("all_nan",
 
 def ways_of(kernel: str, dtype: torch.dtype) -> dict[str, tuple[str, int, float | None]]:
     """The paths that a kernel's rows take, and how to make them."""
-    if kernel.startswith("Held"):
-        return HELD
-    # Cluster512 of 16-bit scores is Split512 (csrc/launch.h).
-    if kernel.startswith(("Split", "Whole", "Spread")) or (kernel == "Cluster512" and dtype != torch.float32):
+    kernel = configuration(kernel, dtype)
+    if kernel.startswith(("Split", "Whole", "Spread")):
         return LISTED
+    if kernel.startswith("Held"):
+        return {path: way for path, way in HELD.items() if path != "second try" or kernel not in NO_SECOND_TRY}
     return WAYS
 
 

@@ -120,6 +120,21 @@ def kernels(csrc: Path = CSRC) -> dict[str, int]:
 
 
 @functools.lru_cache
+def instances(csrc: Path = CSRC) -> dict[str, tuple[str, str]]:
+    """Of each kernel's number, by its name: the configurations that serve it, for 32-bit scores and for 16-bit ones."""
+    found = re.findall(r"case k(\w+): f\((.*)\); return true;", (csrc / "launch.h").read_text())
+    names = {number: re.findall(r"(\w+)<E>", launch) for number, launch in found}
+    return {number: (served[0], served[-1]) for number, served in names.items() if served}
+
+
+@functools.lru_cache
+def held(csrc: Path = CSRC) -> dict[str, tuple[int, int, int]]:
+    """Threads, scores a thread and blocks an SM of the configurations that hold a row."""
+    found = re.findall(r"using (\w+) = ResidentConfig<E, (\d+), (\d+), (\d+)>;", (csrc / "launch.h").read_text())
+    return {name: (int(threads), int(each), int(blocks)) for name, threads, each, blocks in found}
+
+
+@functools.lru_cache
 def paths(csrc: Path = CSRC) -> tuple[str, ...]:
     """Names of csrc/args.h's ``enum Path`` in counter order, without its count."""
     found = re.search(r"enum Path\b[^{]*\{(.*?)\}", (csrc / "args.h").read_text(), re.S)

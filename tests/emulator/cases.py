@@ -14,7 +14,7 @@ import torch
 from dsa_topk._call import Call
 from dsa_topk.testing import check_selection, distributions, shapes
 
-from .args import kernels, paths
+from .args import held, instances, kernels, paths
 from .emulated import Emulated, prepare
 from .process import EmulationError, Options
 
@@ -82,12 +82,24 @@ def routes() -> list[tuple[str, int]]:
     return [(name, size) for name in kernels() for size in CLUSTERS.get(name, (1,))]
 
 
-def paths_of(kernel: str) -> tuple[str, ...]:
+# Held kernels whose registers are so short that a crowded bin goes straight to the exact path (csrc/held.cuh, kShort).
+NO_SECOND_TRY = frozenset(
+    name for name, (threads, each, blocks) in held().items() if blocks * threads * (each + 32) >= 65536
+)
+
+
+def configuration(kernel: str, dtype: torch.dtype = FP32) -> str:
+    """The configuration that serves a kernel's number: 16-bit scores may have another one (csrc/launch.h)."""
+    return instances()[kernel][dtype != FP32]
+
+
+def paths_of(kernel: str, dtype: torch.dtype = FP32) -> tuple[str, ...]:
     """Names of the paths of csrc/args.h that a kernel's rows can take."""
+    kernel = configuration(kernel, dtype)
+    if kernel in NO_SECOND_TRY or kernel.startswith(("Split", "Spread", "Whole")):
+        return ("Trivial", "Fast", "Exact")
     if kernel.startswith("Held"):
         return ("Trivial", "Fast", "SecondTry", "Exact")
-    if kernel.startswith(("Split", "Spread", "Whole")):
-        return ("Trivial", "Fast", "Exact")
     return paths()
 
 

@@ -12,13 +12,16 @@ import torch
 
 from dsa_topk.testing import distributions
 
+from .args import held
 from .cases import FP16, FP32, Case
 from .emulated import prepare
 from .process import Options
 
 Route = tuple[str, int]
 
-CAPACITY = {"Held4K": 4096, "Held8K": 8192, "Held16K": 16384}
+CAPACITY = {name: threads * each for name, (threads, each, _) in held().items()}
+QUADS = {"Split512": 2, "Spread512": 4}  # groups of four that a thread samples of a row of LONG_ROW scores; else one
+LONG_ROW = 98304
 BATCH = {"Split512": 512 * 16, "Spread512": 512 * 16, "Whole512": 512 * 16, "Whole1024": 1024 * 16}
 DECODE_ROUTES: tuple[Route, ...] = (
     *((kernel, 1) for kernel in CAPACITY),
@@ -41,23 +44,29 @@ def cases_of(
         yield Case(name, call, kernel, blocks, options=Options(seed=seed))
 
 
+def threads_of(kernel: str) -> int:
+    """Threads of a decode kernel's block (csrc/launch.h)."""
+    return held()[kernel][0] if kernel in CAPACITY else 1024 if kernel == "Whole1024" else 512
+
+
 def owned_columns(kernel: str, group: torch.Tensor) -> torch.Tensor:
-    """First column of group ``group[t]`` of each of the 512 threads of a held row (csrc/held.cuh)."""
-    groups = CAPACITY[kernel] // 512 // 4
-    thread = torch.arange(512)
+    """First column of group ``group[t]`` of each thread of a held row (csrc/held.cuh)."""
+    threads = threads_of(kernel)
+    groups = CAPACITY[kernel] // threads // 4
+    thread = torch.arange(threads)
     return (thread // 32 * groups + group % groups) * 128 + thread % 32 * 4
 
 
 def sampled_columns(kernel: str, n: int) -> torch.Tensor:
-    """``[n]`` bool: what a split kernel samples of a row of n scores that is aligned (csrc/split.cuh)."""
-    parts = 512 if kernel in ("Split512", "Whole512") else 1024
+    """``[n]`` bool: what a split kernel samples of a row of n scores that is aligned (csrc/bracket.cuh)."""
+    parts = threads_of(kernel) // 4 * (QUADS.get(kernel, 1) if n >= LONG_ROW else 1)
     part = torch.arange(parts)
     span = 0xFFFFFFFF // parts
     h = part * 0x9E3779B1 % 2**32
     h = (h ^ h >> 15) * 0x85EBCA6B % 2**32
-    group = (part * span + (h * span >> 32)) * (n // 4) >> 32
+    group = (part * span + (h * span >> 32)) * (n // 4 - 3) >> 32
     seen = torch.zeros(n, dtype=torch.bool)
-    seen[(4 * group[:, None] + torch.arange(4)).flatten()] = True
+    seen[(group[:, None] // 4 * 16 + torch.arange(16)).flatten()] = True
     return seen
 
 
@@ -132,10 +141,9 @@ def wide_lists(route: Route, seed: int = 0) -> Iterator[Case]:
     n, k = 2 * BATCH[kernel] * blocks, 1000
     row = torch.rand(n, generator=generator)
     row[: n // blocks] = 1 - (1 - row[: n // blocks]) * (0.63 if blocks > 1 else 1.0)  # more of the best in block 0
-    listed = (
-        10_300 * blocks / 3 if blocks > 1 else 9800
-    )  # 5000 in block 0, which holds 4096; or in one, which holds 8192
-    samples = 4 * (512 if kernel in ("Split512", "Whole512") else 1024)
+    # 5000 in block 0, which sends 4096; or in one, which holds 10240
+    listed = 10_300 * blocks / 3 if blocks > 1 else 12_000
+    samples = 4 * threads_of(kernel)
     share = k / n
     margin = (listed / n - share) * samples / (samples * share * (1 - share)) ** 0.5
     for case in cases_of(route, f"margin {margin:.0f} n={n}", row[None], k, seed):
@@ -191,18 +199,19 @@ def misleading_maxima(route: Route, seed: int = 0) -> Iterator[Case]:
         return
     full = CAPACITY[kernel]
     generator = torch.Generator().manual_seed(seed)
-    groups = full // 512 // 4
-    for k, halves in ((600, 1), (full // 4, 2)):
+    threads = threads_of(kernel)
+    groups = full // threads // 4
+    for k, halves in ((threads + 88, 1), (full // 4, 2)):
         low = torch.rand(full, generator=generator)
         for half in range(halves):
-            group = torch.randint(groups // halves, (512,), generator=generator) + half * (groups // halves)
-            columns = owned_columns(kernel, group) + torch.randint(4, (512,), generator=generator)
-            low[columns] = 10 + torch.rand(512, generator=generator)
+            group = torch.randint(groups // halves, (threads,), generator=generator) + half * (groups // halves)
+            columns = owned_columns(kernel, group) + torch.randint(4, (threads,), generator=generator)
+            low[columns] = 10 + torch.rand(threads, generator=generator)
         rest = low < 5
         rows = [low, torch.where(rest, 0.25, low), torch.where(rest, -torch.inf, low), low.clone(), low.clone()]
         rows[3][rest] = torch.nan  # fewer than k scores
         rows[4][rest.nonzero()[: full // 2, 0]] = torch.nan
-        yield from cases_of(route, f"a winner in each of {512 * halves} groups", torch.stack(rows), k, seed)
+        yield from cases_of(route, f"a winner in each of {threads * halves} groups", torch.stack(rows), k, seed)
     # The last bin holds 100 NaNs and nothing else; some of them are among the k best.
     few = torch.randn(full, generator=generator)
     few[torch.randperm(full, generator=generator)[:100]] = torch.nan
