@@ -144,7 +144,7 @@ def choose(rows: int, width: int, k: int, limits: DeviceLimits, aligned: bool = 
     listed = most_listed(width, k, _BY_NAME["Split512"].samples, _MARGIN_FEW)
     for size in sizes:
         # What a block can send to others is less in large clusters (csrc/launch.h).
-        if listed / size <= 0.9 * (1024 if size > 8 else 2048 if size > 4 else 4096):
+        if listed / size <= 0.9 * (2688 if size > 8 else 4096):
             return Plan("Split512", size, _MARGIN_FEW)
     if sizes:
         return Plan("Cluster512", sizes[0], _MARGIN_FEW)

@@ -118,7 +118,9 @@ template <class C>
 inline LaunchShape split_shape(Args& a, int32_t cluster, const Limits& limits) {
   // The filter path that it falls back to comes first: fills the same fields.
   const LaunchShape other = filter_shape<C>(a, cluster, limits.smem_per_block);
-  a.region_cap = C::kMulti ? (cluster > 8 ? 1024 : cluster > 4 ? 2048 : 4096) : 0;
+  // What one block can send: its whole list, or as much as large clusters have room for. Most of what a row lists may
+  // lie in one block's slice.
+  a.region_cap = C::kMulti ? (cluster > 8 ? 2688 : 4096) : 0;
   if (C::kSpread) a.cluster = cluster;
   a.cluster_magic = 0xffffffffu / static_cast<uint32_t>(a.cluster) + 1u;  // not used where that is 2^32
   const int32_t own =
