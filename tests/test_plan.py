@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ import sys
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +23,7 @@ LAUNCH = Path(_plan.__file__).with_name("csrc") / "launch.h"
 
 # Made-up limits in the shape of devices: large clusters are scarce, missing, or end with the portable 8; or none exist.
 H200 = DeviceLimits(132, 232448, (0, 0, 66, 44, 33, 24, 22, 18, 16, 14, 12, 12, 11, 10, 9, 8, 8))
+MEASURED = dataclasses.replace(H200, clusters=(0, 0, 66, 42, 32, 24, 20, 16, 16, 8, 8, 8, 8, 7, 7, 7, 6))
 AMPERE = DeviceLimits(108, 166912)
 SMALL = DeviceLimits(20, 101376, (0, 0, 10, 6, 5, 4, 3, 2, 2, *([0] * 8)))
 PORTABLE = dataclasses.replace(H200, clusters=(*H200.clusters[:9], *([0] * 8)))
@@ -75,17 +78,111 @@ def test_what_fits_is_held() -> None:
         assert _plan.choose(64, width + 1, 2048, H200).kernel == following
         assert _plan.choose(64, width - 3, 2048, H200, aligned=False).kernel == name
         assert _plan.choose(64, width - 2, 2048, H200, aligned=False).kernel == following
-    assert not _plan.choose(64, 16385, 2048, H200).kernel.startswith("Held")
+    assert _plan.choose(64, 16384, 2048, H200).kernel == "Held16K"
+    for more in (16385, 32768):  # two blocks a row are no match for one that holds it
+        assert _plan.choose(64, more, 2048, H200).kernel == "Held32K"
+        assert _plan.choose(64, more, 2048, AMPERE).kernel == "Held32K"
+    assert _plan.choose(64, 32765, 2048, H200, aligned=False).kernel == "Held32K"
+    assert not _plan.choose(64, 32766, 2048, H200, aligned=False).kernel.startswith("Held")
+    assert not _plan.choose(64, 32769, 2048, H200).kernel.startswith("Held")
+    for kernel in _plan._TABLE:
+        if kernel.samples == 0:
+            assert _plan.choose(64, kernel.room, 2048, AMPERE).kernel.startswith("Held")
 
 
-def fits(plan: Plan, limits: DeviceLimits) -> None:
+@pytest.mark.parametrize(
+    ("rows", "kernel", "blocks"),
+    [(1, "Split512", 8), (16, "Split512", 8), (32, "Held32K", 1), (64, "Held32K", 1), (128, "Held32K", 1)],
+)
+def test_32768_scores_are_held_unless_they_have_five_blocks(rows: int, kernel: str, blocks: int) -> None:
+    plan = _plan.choose(rows, 32768, 2048, MEASURED)
+    assert (plan.kernel, plan.cluster) == (kernel, blocks)
+
+
+def test_32768_scores_are_not_held_where_rows_share_an_sm() -> None:
+    assert _plan.choose(132, 32768, 2048, MEASURED).kernel == "Held32K"
+    for rows in (133, 256):
+        assert _plan.choose(rows, 32768, 2048, MEASURED).kernel == "Whole512"
+        assert _plan.choose(rows, 32768, 2048, AMPERE).kernel == "Whole512"
+
+
+def test_very_long_rows_of_a_few_go_over_the_whole_device() -> None:
+    """At least eight blocks each, and rows so long that a cluster's 16 take longer to read one; else clusters."""
+    for rows, blocks in ((1, 128), (2, 66), (8, 16), (16, 8)):
+        plan = _plan.choose(rows, 1 << 20, 2048, MEASURED)
+        assert (plan.kernel, plan.cluster) == ("Spread512", blocks)
+    assert _plan.choose(17, 1 << 20, 2048, MEASURED).kernel != "Spread512"
+    assert _plan.choose(1, 786432, 2048, MEASURED).kernel == "Spread512"
+    for rows in (1, 8, 16, 64):
+        for width in (524288, 786431):
+            assert _plan.choose(rows, width, 2048, MEASURED).kernel != "Spread512"
+
+
+def region_cap(blocks: int) -> int:
+    """As many scores as one block of a cluster can send, from the sources."""
+    found = re.search(r"a\.region_cap = C::kMulti \? \((.*)\) : 0;", LAUNCH.read_text().split("split_shape(")[1])
+    assert found is not None
+    *steps, least = re.split(r" : ", found[1])
+    for step in steps:
+        above, cap = re.fullmatch(r"cluster > (\d+) \? (\d+)", step).groups()  # type: ignore[union-attr]
+        if blocks > int(above):
+            return int(cap)
+    return int(least)
+
+
+def room_of(plan: Plan, width: int, k: int) -> float:
+    """How many scores the lists of a plan's kernel hold, if a row's best are spread evenly."""
+    if plan.kernel == "Split512":
+        return plan.cluster * region_cap(plan.cluster)
+    return next(kernel.room for kernel in _plan._TABLE if kernel.name == plan.kernel)
+
+
+@pytest.mark.parametrize("name", ["measured", "h200", "ampere", "portable", "small"])
+def test_what_is_listed_fits_the_chosen_kernels_lists(name: str) -> None:
+    """A full list is exact too, but an order of magnitude slower."""
+    limits = {**DEVICES, "measured": MEASURED}[name]
+    held = {kernel.name for kernel in _plan._TABLE if kernel.samples == 0}
+    seen = set()
+    widths = (*WIDTHS, 16385, 40000, 98303, 98304, 200_000, 524_288, 786_431, 786_432, 1 << 21, 1 << 23)
+    for rows, width, k in product((*ROWS, 66, 96, 128, 256), widths, (*KS, 3000, 4096, 6000)):
+        plan = _plan.choose(rows, width, k, limits)
+        if plan.kernel in held:
+            assert width <= room_of(plan, width, k), (plan, rows, width)
+        elif plan.kernel.startswith(("Split", "Spread", "Whole")):
+            samples = next(kernel.samples for kernel in _plan._TABLE if kernel.name == plan.kernel)
+            listed = _plan.most_listed(width, k, samples, plan.margin)
+            assert listed <= room_of(plan, width, k), (plan, rows, width, k)
+            if plan.kernel == "Spread512":
+                assert listed / plan.cluster <= 0.9 * 4096, (plan, rows, width, k)  # launch.h, kSpreadCap
+            seen.add(plan.kernel)
+    assert seen >= ({"Split512"} if any(limits.clusters) else {"Whole512", "Whole1024", "Spread512"})
+
+
+def test_what_is_listed_is_about_what_a_sample_lists() -> None:
+    """`most_listed` against a thousand sampled rows: none lists more, and none less than a quarter of it."""
+    generator = np.random.default_rng(1)
+    for width, k, samples in ((32768, 2048, 4096), (131072, 2048, 4096), (1 << 20, 2048, 8192), (65536, 600, 2048)):
+        drawn = samples if width >= 98304 else 2048
+        share, margin = k / width, 4.5
+        rank = int(drawn * share + margin * math.sqrt(drawn * share * (1 - share)) + 2)
+        # the rank-th of `drawn` uniform numbers
+        listed = width * generator.beta(rank, drawn - rank + 1, size=1000)
+        most = _plan.most_listed(width, k, samples, margin)
+        assert listed.max() <= most
+        assert listed.min() >= most / 4
+
+
+def fits(plan: Plan, limits: DeviceLimits, width: int = 0) -> None:
     assert plan.kernel in _plan.KERNELS
     if plan.kernel in _plan.SEVERAL:
         assert plan.cluster in _plan.CLUSTER_SIZES
         assert limits.clusters[plan.cluster] > 0, "the device cannot run one such cluster"
     elif plan.kernel in _plan.SPREAD:
         assert plan.cluster > 1
-        assert not any(limits.clusters), "clusters are faster"
+        assert plan.cluster <= limits.sms
+        if any(limits.clusters):
+            assert width >= 786432, "clusters are faster"
+            assert plan.cluster >= 8, "clusters are faster"
         assert "kTickets = 4096;" in LAUNCH.with_name("args.h").read_text()  # rows that have a counter in a workspace
     else:
         assert plan.cluster == 1
@@ -95,12 +192,12 @@ def fits(plan: Plan, limits: DeviceLimits) -> None:
 @pytest.mark.parametrize("name", DEVICES)
 def test_every_choice_can_be_launched(name: str) -> None:
     for rows, width, k in product(ROWS, WIDTHS, KS):
-        fits(_plan.choose(rows, width, k, DEVICES[name]), DEVICES[name])
+        fits(_plan.choose(rows, width, k, DEVICES[name]), DEVICES[name], width)
 
 
 @given(sizes, st.sampled_from(sorted(DEVICES)))
 def test_every_choice_can_be_launched_at_any_size(size: tuple[int, int, int], name: str) -> None:
-    fits(_plan.choose(*size, DEVICES[name]), DEVICES[name])
+    fits(_plan.choose(*size, DEVICES[name]), DEVICES[name], size[1])
 
 
 def test_no_rows_have_a_choice_as_well() -> None:
@@ -145,5 +242,6 @@ def test_a_plan_says_what_it_is() -> None:
     for rows, width in product(ROWS, WIDTHS):
         plan = _plan.choose(rows, width, 2048, H200)
         assert plan.kernel in str(plan)
-        assert ("cluster" in str(plan)) == (plan.cluster > 1)  # an H200 spreads no row
+        assert ("cluster" in str(plan)) == (plan.kernel in _plan.SEVERAL)
+        assert ("workspace" in str(plan)) == (plan.kernel in _plan.SPREAD)
         assert "\n" not in str(plan)
