@@ -7,13 +7,27 @@ import torch
 
 from dsa_topk.testing import distributions, shapes
 from emulator.build import compiler
-from emulator.cases import NO_SECOND_TRY, Case
-from emulator.decode_cases import CAPACITY, DECODE_GROUPS, DECODE_ROUTES, owned_columns, sampled_columns, threads_of
+from emulator.cases import BF16, FP16, FP32, NO_SECOND_TRY, Case
+from emulator.decode_cases import (
+    CAPACITY,
+    DECODE_GROUPS,
+    DECODE_ROUTES,
+    LONG_ROW,
+    SAMPLED_ROUTES,
+    SHARES,
+    long_held,
+    owned_columns,
+    sampled_columns,
+    shares_of_the_buffer,
+    short_windows,
+    threads_of,
+)
 from emulator.emulated import emulated, new_counters, prepare
 from emulator.process import Options
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no g++")
 
+DTYPES = (FP32, BF16, FP16)
 TRIVIAL, FAST, SECOND_TRY, _, EXACT = range(5)  # csrc/args.h
 
 
@@ -86,6 +100,43 @@ def test_the_misleading_samples_are_what_is_sampled(route: tuple[str, int]) -> N
     row = torch.where(seen, noise + 10.0, noise)
     assert paths_taken([Case("sampled", prepare(row, None, 5000 if blocks == 1 else 2500), kernel, blocks)])[EXACT] == 1
     assert paths_taken([Case("noise", prepare(noise, None, 2500), kernel, blocks)])[FAST] == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("route", SAMPLED_ROUTES, ids=name_of)
+def test_short_windows_take_the_fast_path(route: tuple[str, int], dtype: torch.dtype) -> None:
+    """Windows of k + 1 to 3072 scores in a wide buffer; 16-bit and quantised scores have ties at the k-th."""
+    for seed, name in enumerate(("normal", "indexer", "quantised")):
+        for case in short_windows(route, seed, dtype, name, ("smallest", "largest", "largest")[seed]):
+            assert case.least_fast == (0 if name == "quantised" else round(0.9 * case.call.scores.shape[0]))
+            run(case)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("route", SAMPLED_ROUTES, ids=name_of)
+def test_rows_shorter_than_their_buffer_take_the_fast_path(route: tuple[str, int], dtype: torch.dtype) -> None:
+    """A sample of what lies behind a row's end, +inf and NaN here, is discarded or drawn anew."""
+    for case in shares_of_the_buffer(route, 1, dtype):
+        assert case.least_fast == case.call.scores.shape[0]
+        run(case)
+
+
+def test_long_rows_shorter_than_their_buffer_take_the_fast_path() -> None:
+    """Their sample is larger; rows that are cut below its length keep what they have of it, or draw a smaller one."""
+    for route in (("Split512", 2), ("Spread512", 3)):
+        (case,) = shares_of_the_buffer(route, 1, FP32, LONG_ROW + 20_000, 2048)
+        assert case.least_fast == len(SHARES)
+        run(case)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_longest_held_rows(dtype: torch.dtype) -> None:
+    """Fast with up to 128 copies of the k-th score, and exact with more."""
+    for case in long_held(("Held32K", 1), 1, dtype):
+        taken = paths_taken([case])
+        assert sum(taken) == 3
+        assert taken[FAST] == 2, (case.name, taken)
+        assert taken[EXACT] == 1, (case.name, taken)
 
 
 @pytest.mark.parametrize("k", [100, 2048])

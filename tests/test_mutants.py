@@ -48,8 +48,9 @@ def try_selftest(mutant: Mutant, work: Path) -> str | None:
 
 
 def decode_wrong(e: Emulated, groups: str, seeds: int) -> str | None:
-    """As `first_wrong`, on the decode kernels of the small build."""
-    return first_wrong(e, groups, seeds, small_routes=SMALL_ROUTES, known={**GROUPS, **DECODE_GROUPS})
+    """As `first_wrong`, on the decode kernels of the small build; `long_held` alone is of another one."""
+    routes = (("Held32K", 1),) if groups == "long_held" else SMALL_ROUTES
+    return first_wrong(e, groups, seeds, small_routes=routes, known={**GROUPS, **DECODE_GROUPS})
 
 
 def try_kernel(mutant: Mutant, work: Path) -> str | None:

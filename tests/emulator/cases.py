@@ -15,9 +15,10 @@ from dsa_topk._call import Call
 from dsa_topk.testing import check_selection, distributions, shapes
 
 from .args import held, instances, kernels, paths
-from .emulated import Emulated, prepare
+from .emulated import Emulated, new_counters, prepare
 from .process import EmulationError, Options
 
+FAST = paths().index("Fast")
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 
 # A pool of sizes: below, at and above a warp, odd, and the one that matters; 2048 with rows of a few thousand.
@@ -34,6 +35,7 @@ class Case:
     cluster: int = 1
     margin: float = 4.0
     options: Options = field(default_factory=Options)
+    least_fast: int = 0  # rows that must take the fast path: else they are right and slow, which is wrong too
 
     def run(self, e: Emulated, counters: torch.Tensor | None = None) -> None:
         """Fill the outputs."""
@@ -47,6 +49,14 @@ class Case:
 
     def wrong(self, e: Emulated, counters: torch.Tensor | None = None) -> str | None:
         """Run and check; what is wrong, or None."""
+        before = 0
+        if self.least_fast and counters is None:
+            counters = new_counters()  # the emulator counts from its start on: a trivial row shows how far it is
+            try:
+                e.run(prepare(torch.zeros(1, 8), None, 8), kernel=self.kernel, cluster=self.cluster, counters=counters)
+            except EmulationError as error:
+                return f"a trivial row before {self.name}: {error}"
+            before = int(counters[FAST])
         try:
             self.run(e, counters)
         except EmulationError as error:
@@ -70,6 +80,8 @@ class Case:
             positions=c.out_positions,
             returned_scores=c.out_scores,
         )
+        if verdict.ok and self.least_fast and before + self.least_fast > int(counters[FAST]):  # type: ignore[index]
+            return f"{self.name}: {int(counters[FAST]) - before} rows are fast"  # type: ignore[index]
         return None if verdict.ok else f"{self.name}: {verdict.reason}"
 
 

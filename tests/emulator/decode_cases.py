@@ -286,6 +286,108 @@ def drafts(route: Route, seed: int = 0) -> Iterator[Case]:
     yield Case(f"drafts {kernel}x{blocks} seed {seed}", call, kernel, blocks, options=Options(seed=seed, pdl=True))
 
 
+SHORT_WINDOW, SHORT_K = 3072, 2048
+SAMPLED_ROUTES: tuple[Route, ...] = (
+    *(("Split512", blocks) for blocks in (2, 5, 16)),
+    ("Whole512", 1),
+    ("Spread512", 3),
+)
+
+
+def beyond(scores: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """The scores with what lies behind each row's end turned into what would win, or be no number, if it counted."""
+    column = torch.arange(scores.shape[1])
+    garbage = torch.where(column % 3 == 0, torch.nan, torch.inf).to(scores.dtype)
+    return torch.where(column < lengths[:, None], scores, garbage)
+
+
+def short_windows(
+    route: Route, seed: int = 0, dtype: torch.dtype = FP32, name: str = "normal", tie_break: str = "smallest"
+) -> Iterator[Case]:
+    """Windows hardly longer than k in a wide buffer: a sample that is nearly all wanted, of a row whose length the
+    first loads do not know."""
+    kernel, blocks = route
+    if kernel in CAPACITY:
+        return
+    k, width = SHORT_K, 20_000
+    lengths = torch.tensor([*range(k + 1, k + 81, 7), k + 80, *range(k + 140, SHORT_WINDOW, 150), SHORT_WINDOW])
+    if blocks > 5:
+        lengths = lengths[seed % 4 :: 4]
+    scores = distributions.make(name, len(lengths), width, dtype=dtype, seed=seed, k=k)
+    call = prepare(beyond(scores, lengths), lengths.to(torch.int32), k, tie_break=tie_break)
+    about = f"short windows {name} {dtype} {tie_break} {kernel}x{blocks} seed {seed}"
+    fast = 0 if name == "quantised" else round(0.9 * len(lengths))  # a sample that is all wanted may miss the k-th
+    yield Case(about, call, kernel, blocks, margin=4.5, options=Options(seed=seed), least_fast=fast)
+
+
+SHARES = (0.999, 0.99, 0.8, 0.76, 0.74, 0.3)
+
+
+def shares_of_the_buffer(
+    route: Route, seed: int = 0, dtype: torch.dtype = FP32, width: int = 12_000, k: int = 1000
+) -> Iterator[Case]:
+    """Rows as long as some share of their buffer, from which some kernels sample before they know the length: what lies
+    behind a row's end must not mislead them."""
+    kernel, blocks = route
+    if kernel in CAPACITY:
+        return
+    lengths = (torch.tensor(SHARES, dtype=torch.float64) * width).to(torch.int32)
+    if blocks > 5:
+        lengths = lengths[seed % 2 :: 2]
+    count = len(lengths)
+    scores = beyond(distributions.make("normal", count, width, dtype=dtype, seed=seed, k=k), lengths)
+    for shift in (0, 3) if width < LONG_ROW and blocks <= 5 else (0,):
+        storage = torch.full((count, width + 4), torch.inf, dtype=dtype)
+        rows = storage[:, shift : shift + width]
+        rows.copy_(scores)
+        call = prepare(rows, lengths, k, tie_break=("smallest", "largest")[(seed + shift) % 2])
+        about = f"shares of {width} shift {shift} {dtype} {kernel}x{blocks} seed {seed}"
+        yield Case(about, call, kernel, blocks, margin=4.5, options=Options(seed=seed + shift), least_fast=count)
+
+
+# Lengths that leave next to none of the four scores a turn that a thread looks at empty (split.cuh, visit).
+FULL_TURNS = {"Split512": {2: 2048, 3: 11_450}, "Whole512": {1: 2040}, "Whole1024": {1: 4090}, "Spread512": {2: 2040}}
+
+
+def below_the_sample(route: Route, seed: int = 0) -> Iterator[Case]:
+    """Nearly all of a row is wanted, and the k-th score lies below all that is sampled, first or second of 20."""
+    kernel, blocks = route
+    n = FULL_TURNS.get(kernel, {}).get(blocks, 0)
+    if n == 0:
+        return
+    generator = torch.Generator().manual_seed(seed)
+    free = (~sampled_columns(kernel, n)).nonzero()[:, 0]
+    rows = torch.rand(4, n, generator=generator)
+    for row in rows:
+        row[free[torch.randperm(len(free), generator=generator)[:20]]] -= 5.0
+    for k in (n - 19, n - 18):
+        yield from cases_of(route, f"k-th score below the sample n={n}", rows, k, seed)
+
+
+def long_held(route: Route, seed: int = 0, dtype: torch.dtype = FP32) -> Iterator[Case]:
+    """The longest rows that are held, and the shortest that only Held32K holds: misaligned by as much as fits, with
+    garbage behind them, and with so many copies of the k-th score that the row goes the other way."""
+    kernel, _ = route
+    if kernel != "Held32K":
+        return
+    k, full = 2048, CAPACITY[kernel]
+    generator = torch.Generator().manual_seed(seed)
+    for i, (n, shift) in enumerate(((16385, 1), (full - 2, 2), (full, 0), (20_003, 3))):
+        storage = torch.full((3 * (full + 4),), torch.inf, dtype=dtype)
+        rows = storage.as_strided((3, n), (full + 4, 1), shift)
+        rows.copy_(distributions.make("normal", 3, n, dtype=dtype, seed=seed + i, k=k))
+        order = torch.randperm(n, generator=generator)
+        rows[1, order[: k - 50]] = 7.0 + torch.rand(k - 50, generator=generator).to(dtype)
+        rows[1, order[k - 50 : k + 50]] = 6.5  # 100 copies, 50 of which are taken
+        rows[2, order[: k - 100]] = 7.0
+        rows[2, order[k - 100 : k + 100]] = 6.5  # 200: more than are ranked
+        lengths = torch.full((3,), n, dtype=torch.int32)
+        wide = storage.as_strided((3, full), (full + 4, 1), shift) if shift == 0 else rows  # loaded before n is known
+        call = prepare(wide, lengths, k, tie_break=("smallest", "largest")[(seed + i) % 2])
+        about = f"held n={n} shift {shift} {dtype} seed {seed}"
+        yield Case(about, call, kernel, options=Options(seed=seed + i), least_fast=2)
+
+
 Group = Callable[..., Iterator[Case]]
 _GROUPS: tuple[Group, ...] = (
     at_the_capacity,
@@ -299,5 +401,9 @@ _GROUPS: tuple[Group, ...] = (
     misleading_samples,
     decode_tables,
     drafts,
+    short_windows,
+    shares_of_the_buffer,
+    below_the_sample,
+    long_held,
 )
 DECODE_GROUPS: dict[str, Group] = {f.__name__: f for f in _GROUPS}

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from .mutants import Mutant
 
+GOT_ALL = "  if (kMulti) ptx::cluster_arrive_relaxed();  // this block has got all; none may end before all have\n"
+
 DECODE = (
     # ---- barriers and waits
     Mutant(
@@ -122,16 +124,16 @@ DECODE = (
     Mutant(
         "list sent to a block that has not started",
         "split.cuh",
-        "    __syncthreads();\n    ptx::cluster_wait();\n    if (tid < blocks)",
-        "    __syncthreads();\n    if (tid < blocks)",
+        "    __syncthreads();\n    ptx::cluster_wait();\n    if (tid < blocks",
+        "    __syncthreads();\n    if (tid < blocks",
         "its mbarrier is not initialised",
-        also=(("  if (kMulti) ptx::cluster_arrive();  // this block has got all; none may end before all have\n", ""),),
+        also=((GOT_ALL, ""),),
         hint="by_distribution",
     ),
     Mutant(
         "block ends while others receive from it",
         "split.cuh",
-        "  if (kMulti) ptx::cluster_arrive();  // this block has got all; none may end before all have\n",
+        GOT_ALL,
         "",
         "a copy reads the shared memory of a block that is gone",
         also=(
@@ -231,8 +233,8 @@ DECODE = (
     Mutant(
         "equal scores beyond the k-th kept",
         "resident.cuh",
-        "  if (t.cut) drop_ties<C>(x, place, t, a.largest != 0);\n  finish_held",
-        "  finish_held",
+        "  if (t.cut) drop_ties<C>(x, place, t, a.largest != 0);\n  if (C::kShort)",
+        "  if (C::kShort)",
         "more than k results",
         hint="of_one_bin",
     ),
@@ -321,15 +323,10 @@ DECODE = (
     Mutant(
         "list sent that does not fit",
         "split.cuh",
-        "const bool fits = run <= static_cast<uint32_t>(a.region_cap) && !over;",
-        "const bool fits = true;",
+        "(run <= cap && !over ? (run * 4u + 15u) & ~15u : 0u);",
+        "((run * 4u + 15u) & ~15u);",
         "what it overwrites belongs to another block's list",
-        also=(
-            (
-                "count > static_cast<uint32_t>(a.region_cap) || count > C::kEntries);",
-                "count > C::kEntries);",
-            ),
-        ),
+        also=(("count > cap || count > C::kEntries);", "count > C::kEntries);"),),
         hint="one_slice",
     ),
     Mutant(
@@ -348,7 +345,113 @@ DECODE = (
         "results are written to slots of the next block",
         hint="by_distribution",
     ),
+    Mutant(
+        "lists of all blocks awaited",
+        "split.cuh",
+        "static_cast<uint32_t>(blocks - 1));\n",
+        "static_cast<uint32_t>(blocks));\n",
+        "a block sends itself nothing, and waits forever",
+        hint="by_distribution",
+    ),
+    Mutant(
+        "own list sent too",
+        "split.cuh",
+        "if (tid < blocks && static_cast<uint32_t>(tid) != rank) {",
+        "if (tid < blocks) {",
+        "it counts for one of another block, which may be on its way yet",
+        hint="by_distribution",
+    ),
+    Mutant(
+        "own list read where it is not",
+        "lists.cuh",
+        "return block == rank ? own : sent(block);",
+        "return sent(block);",
+        "nobody sends a block its own list",
+        hint="by_distribution",
+    ),
+    Mutant(
+        "last bin of a split row taken for any other",
+        "split.cuh",
+        "f.count > kTieCap || f.bin == Bins::kRest || !Bins::fit",
+        "f.count > kTieCap || !Bins::fit",
+        "what fills up a turn is ranked",
+        hint="below_the_sample",
+    ),
+    # ---- the sample and its bracket
+    Mutant(
+        "words of the sample's ends used again at once",
+        "bracket.cuh",
+        "    __syncthreads();  // the words of block_ends are used again\n",
+        "",
+        "counts of a batch are taken for the ends of the sample",
+        hint="short_windows",
+    ),
+    Mutant(
+        "sampled scores beyond the row's end kept",
+        "bracket.cuh",
+        "if (p + d >= n) scores[4 * q + d] = C::E::kNaN;",
+        "if (p + d >= sampled) scores[4 * q + d] = C::E::kNaN;",
+        "garbage decides the bracket",
+        hint="shares_of_the_buffer",
+    ),
+    Mutant(
+        "what is left of a sample taken for all of it",
+        "bracket.cuh",
+        "    if (n < sampled - (sampled >> 2)) {\n      load(window, n, shift);\n      return;\n    }\n"
+        "    total *= __fdividef(static_cast<float>(n), static_cast<float>(sampled));\n",
+        "",
+        "the bracket lies below the k-th score",
+        hint="shares_of_the_buffer",
+    ),
+    Mutant(
+        "sample begins before the window",
+        "bracket.cuh",
+        "group += (group < first ? 4u : 0u) + (threadIdx.x & 3u);",
+        "group += threadIdx.x & 3u;",
+        "the end of another row is sampled",
+        hint="shares_of_the_buffer",
+    ),
+    Mutant(
+        "sampled scores stay in the bins",
+        "bracket.cuh",
+        "    clear_bins<C>(s);\n",
+        "",
+        "they count twice",
+        hint="by_distribution",
+    ),
+    Mutant(
+        "all wanted, and no lower end",
+        "bracket.cuh",
+        "    lo = -INFINITY;\n",
+        "    lo = bottom;\n",
+        "scores below all that are sampled are not listed",
+        hint="below_the_sample short_windows",
+    ),
+    Mutant(
+        "greatest score read back before it is written",
+        "resident.cuh",
+        "  if (C::kShort && tid == 0) s.score = top;\n",
+        "",
+        "the members of a bin are those of another one",
+        hint="long_held",
+    ),
+    Mutant(
+        "equal scores beyond the k-th kept in a long held row",
+        "resident.cuh",
+        "  if (t.cut) drop_ties<C>(x, place, t, a.largest != 0);\n  if (C::kShort)",
+        "  if (C::kShort)",
+        "more than k results",
+        hint="long_held",
+    ),
     # ---- windows and page tables
+    Mutant(
+        "pages of a slice that has none",
+        "split.cuh",
+        "  if (tid == 0) shared.first_page = kNoPages;\n",
+        "",
+        "positions are looked up in what lies where pages would",
+        hint="by_distribution decode_tables",
+    ),
     Mutant(
         "scores before the window are candidates",
         "held.cuh",
@@ -392,24 +495,24 @@ DECODE = (
     Mutant(
         "first staged page off by one",
         "split.cuh",
-        "first_page = page_of(a, static_cast<uint32_t>(begin > 0 ? begin : 0));",
-        "first_page = page_of(a, static_cast<uint32_t>(begin > 0 ? begin : 0)) + 1u;",
+        "first = page_of(a, static_cast<uint32_t>(begin > 0 ? begin : 0)),",
+        "first = page_of(a, static_cast<uint32_t>(begin > 0 ? begin : 0)) + 1u,",
         "the first page of a slice",
         hint="decode_tables",
     ),
     Mutant(
         "last page of a slice not staged",
         "split.cuh",
-        "page_of(a, static_cast<uint32_t>(end - 1)) - first_page + 1;",
-        "page_of(a, static_cast<uint32_t>(end - 1)) - first_page;",
+        "page_of(a, static_cast<uint32_t>(end - 1)) - first + 1;",
+        "page_of(a, static_cast<uint32_t>(end - 1)) - first;",
         "the last page of a slice",
         hint="decode_tables",
     ),
     Mutant(
         "more pages staged than fit",
         "split.cuh",
-        "staged = pages <= C::kPages;",
-        "staged = true;",
+        "if (pages <= C::kPages) {",
+        "{",
         "page size 1: the entries overwrite the list",
         hint="decode_tables",
     ),

@@ -41,6 +41,7 @@ void topk_of(const dsa::Args& given, const Choice& choice) {
 #if EMULATED_SMALL & 2
   run(dsa::kHeld8K, dsa::ResidentLaunch<dsa::Held8K<E>>{});
   run(dsa::kSplit512, dsa::SplitLaunch<dsa::Split512<E>>{});
+  if constexpr (sizeof(typename E::Bits) == 4) run(dsa::kHeld32K, dsa::ResidentLaunch<dsa::Held32K<E>>{});
 #endif
 #else
   known = dsa::with_kernel<E>(choice.kernel, [&](auto l) { select<decltype(l)>(a, choice); });
