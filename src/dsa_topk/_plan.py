@@ -54,11 +54,16 @@ CLUSTER_SIZES = tuple(range(2, 17))
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """What the choice depends on. ``clusters[c]`` is how many clusters of ``c`` blocks run at once (0: none)."""
+    """What the choice depends on.
+
+    ``clusters[c]`` is how many clusters of ``c`` blocks run at once (0: none); ``longest_held`` is the longest row that
+    the compiled kernels keep in one block's registers without spilling (csrc/resident.cuh).
+    """
 
     sms: int
     smem_per_block: int  # bytes
     clusters: tuple[int, ...] = (0,) * 17
+    longest_held: int = 32768
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +135,7 @@ def choose(rows: int, width: int, k: int, limits: DeviceLimits, aligned: bool = 
         return Plan(chosen, 1, margin, prefetch if many or width > 24576 else 0)
     span = width if aligned else width + 3
     crowded = rows > limits.sms  # two rows on an SM
-    held = next((kernel for kernel in _HELD if span <= kernel.room), None)
+    held = next((kernel for kernel in _HELD if span <= kernel.room <= limits.longest_held), None)
     # As many blocks a row as still run at once; more than eight do not help rows this short.
     sizes = [size for size in range(16 if width > 32768 else 8, 1, -1) if limits.clusters[size] >= rows]
     # The longest rows are better held than split unless they have five blocks each, and not where they are crowded.

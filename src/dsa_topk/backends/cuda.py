@@ -121,6 +121,7 @@ def _limits(index: int, module: Any) -> _plan.DeviceLimits:
         sms=properties.multi_processor_count,
         smem_per_block=getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block),
         clusters=tuple(clusters),
+        longest_held=32768 if (properties.major, properties.minor) == (9, 0) else 16384,
     )
 
 

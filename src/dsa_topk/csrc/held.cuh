@@ -14,6 +14,7 @@ struct ResidentConfig : FilterConfig<Element, Threads, 8, 8, MinBlocks, false> {
   static constexpr int kPer = PerThread, kVectors = PerThread / 4, kChunk = PerThread * 32;
   static constexpr int kCapacity = Threads * PerThread;  // scores of a row, the misalignment of its start included
   static constexpr bool kShort = MinBlocks * Threads * (PerThread + 32) >= 65536;  // of registers: 32 beside the scores
+  static constexpr bool kTight = Threads * (PerThread + 32) >= 65536;  // and no fewer blocks would give more
   static_assert(kPer % 8 == 0 && kPer <= 32, "a thread's choice is one 32-bit mask");
 };
 

@@ -165,7 +165,7 @@ __device__ __noinline__ void crowded_held(const Args& a, float low, float top, i
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) resident_kernel(const __grid_constant__ Args a) {
+__device__ __forceinline__ void held_row(const Args& a) {
   using E = typename C::E;
   auto& shared = *reinterpret_cast<ResidentShared<C>*>(ptx::dynamic_smem());
   KthShared& s = shared.kth;
@@ -277,6 +277,17 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) resident_kernel(co
   if (C::kShort) prepare();
   finish_held<C>(a, index, x, t.score, s, value, direct);
   count_path<C>(a, 0, kFast);
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) resident_kernel(const __grid_constant__ Args a) {
+  if constexpr (C::kTight && ptx::kFewerBlocks > 0) {  // only sm_90 holds such a row without spilling: never chosen
+    ptx::pdl_launch_dependents();
+    ptx::pdl_wait();
+    exact_path<C>(a);
+  } else {
+    held_row<C>(a);
+  }
 }
 
 }  // namespace dsa
