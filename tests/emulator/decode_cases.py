@@ -296,7 +296,7 @@ SAMPLED_ROUTES: tuple[Route, ...] = (
 
 def beyond(scores: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """The scores with what lies behind each row's end turned into what would win, or be no number, if it counted."""
-    column = torch.arange(scores.shape[1])
+    column = torch.arange(scores.shape[1], device=scores.device)
     garbage = torch.where(column % 3 == 0, torch.nan, torch.inf).to(scores.dtype)
     return torch.where(column < lengths[:, None], scores, garbage)
 

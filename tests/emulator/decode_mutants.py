@@ -159,8 +159,8 @@ DECODE = (
     Mutant(
         "held rows read before the preceding launch has ended",
         "resident.cuh",
-        "  ptx::pdl_wait();\n",
-        "",
+        "index * a.lengths.stride;\n  ptx::pdl_wait();\n",
+        "index * a.lengths.stride;\n",
         "lengths, tables and scores are not there yet",
         hint="decode_tables",
     ),
