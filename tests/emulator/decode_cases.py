@@ -337,8 +337,8 @@ def shares_of_the_buffer(
     count = len(lengths)
     scores = beyond(distributions.make("normal", count, width, dtype=dtype, seed=seed, k=k), lengths)
     for shift in (0, 3) if width < LONG_ROW and blocks <= 5 else (0,):
-        storage = torch.full((count, width + 4), torch.inf, dtype=dtype)
-        rows = storage[:, shift : shift + width]
+        storage = torch.empty(count * width + 4, dtype=dtype)
+        rows = storage[shift : shift + count * width].view(count, width)  # garbage behind a row and before the next one
         rows.copy_(scores)
         call = prepare(rows, lengths, k, tie_break=("smallest", "largest")[(seed + shift) % 2])
         about = f"shares of {width} shift {shift} {dtype} {kernel}x{blocks} seed {seed}"

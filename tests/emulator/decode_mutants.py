@@ -367,7 +367,7 @@ DECODE = (
         "return block == rank ? own : sent(block);",
         "return sent(block);",
         "nobody sends a block its own list",
-        hint="by_distribution",
+        hint="shares_of_the_buffer",
     ),
     Mutant(
         "last bin of a split row taken for any other",
@@ -420,12 +420,12 @@ DECODE = (
         hint="by_distribution",
     ),
     Mutant(
-        "all wanted, and no lower end",
+        "nearly all wanted, and a bracket",
         "bracket.cuh",
-        "    lo = -INFINITY;\n",
-        "    lo = bottom;\n",
-        "scores below all that are sampled are not listed",
-        hint="below_the_sample short_windows",
+        "const bool all = !(missed > 0.0f);",
+        "const bool all = false;",
+        "more of the sample are wanted than there are",
+        hint="short_windows",
     ),
     Mutant(
         "greatest score read back before it is written",
