@@ -138,6 +138,26 @@ def room_of(plan: Plan, width: int, k: int) -> float:
     return next(kernel.room for kernel in _plan._TABLE if kernel.name == plan.kernel)
 
 
+def split_bytes(blocks: int) -> int:
+    """Shared memory of a split kernel's block (csrc/lists.cuh, csrc/launch.h): what it needs for the k-th score, pages,
+    its own list, and those of a cluster's blocks."""
+    text = LAUNCH.with_name("lists.cuh").read_text()
+    entries = re.search(r"kEntries = Multi \? (\d+) : (\d+);", text)
+    pages = re.search(r"kPages = (\d+);", text)
+    assert entries is not None
+    assert pages is not None
+    own = 9536 + 48 + 4 * int(pages[1]) + 8 * int(entries[1 if blocks > 1 else 2]) + 16
+    return own + (blocks * 4 * (region_cap(blocks) + 4) if blocks > 1 else 0)
+
+
+def test_lists_fit_the_shared_memory_of_devices() -> None:
+    """Else a launch fails; or, of clusters, the probe of a device finds that it has none."""
+    assert split_bytes(1) <= 101376  # the smallest of the supported devices
+    for blocks in _plan.CLUSTER_SIZES:
+        assert split_bytes(blocks) <= H200.smem_per_block
+    assert split_bytes(2) <= SMALL.smem_per_block
+
+
 @pytest.mark.parametrize("name", ["measured", "h200", "ampere", "portable", "small"])
 def test_what_is_listed_fits_the_chosen_kernels_lists(name: str) -> None:
     """A full list is exact too, but an order of magnitude slower."""
