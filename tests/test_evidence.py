@@ -270,6 +270,34 @@ def test_sanitizers_join_the_evidence_of_the_same_code_only(
     assert {entry["outcome"] for entry in data["sanitizers"].values()} == {"clean"}
 
 
+def test_tests_run_again_keep_what_sanitizers_said_of_the_same_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_a_pretended_gpu(monkeypatch)
+    stand_in_pytest(monkeypatch, 0, '<testcase classname="tests.a" name="b"/>')
+    monkeypatch.setattr(sanitize, "run_all", lambda **options: pytest.fail("the sanitizers were run"))
+    out, old = tmp_path / "e.json", tmp_path / "old.json"
+    words = ["--out", str(out), "--keep-sanitizers", str(old)]
+    said = {tool: {"outcome": "clean"} for tool in sanitize.TOOLS}
+    before = {**GOOD, "seconds": 1.0, "sanitizers": said, "date": "yesterday", "counts": dict(GOOD["counts"])}
+    evidence.write_json(old, before)
+    assert evidence.main(words) == 2
+    assert "other code" in capsys.readouterr().err
+    evidence.write_json(old, {**before, "content_hash": content_hash(), "sanitizers": {}})
+    assert evidence.main(words) == 2
+    assert "no sanitizers" in capsys.readouterr().err
+    assert not out.exists()
+    evidence.write_json(old, {**before, "content_hash": content_hash()})
+    assert evidence.main(words) == 0
+    data = json.loads(out.read_text())
+    assert data["sanitizers"] == said
+    assert data["sanitized"] == "yesterday"
+    assert data["counts"]["passed"] == 1
+    assert evidence.shortcomings(data, content_hash()) == []
+    with pytest.raises(SystemExit):
+        evidence.main([*words, "--sanitize"])
+
+
 def test_a_failed_write_leaves_the_old_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "e.json"
     evidence.write_json(path, {"a": 1})

@@ -3,6 +3,7 @@
     python tools/gpu_evidence.py                          # pytest -m gpu, file named after the GPU
     python tools/gpu_evidence.py --sanitize --out result.json -- -k graphs
     python tools/gpu_evidence.py --add-sanitizers         # to the file of an earlier run of the same code
+    python tools/gpu_evidence.py --keep-sanitizers FILE   # the tests again, with what FILE says of the same code
 
 Words behind ``--`` go to pytest; the file then says that it holds a part of the tests. The file ties the outcome to the
 code by the content hash of src/dsa_topk; tests/test_evidence.py compares that with the tree. Exit code 0: all that ran
@@ -270,22 +271,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--add-sanitizers", action="store_true", help="run no tests: add the sanitizers to the file of the same code"
     )
+    parser.add_argument(
+        "--keep-sanitizers", type=Path, help="an earlier file of the same code whose sanitizers are not run again"
+    )
     options = parser.parse_args(ours)
+    if options.keep_sanitizers and (options.sanitize or options.add_sanitizers):
+        parser.error("--keep-sanitizers: the sanitizers are either kept or run")
     if not torch.cuda.is_available():
         print("gpu_evidence: no CUDA GPU here (torch.cuda.is_available() is False)", file=sys.stderr)
         return 2
     header = describe([Path(sys.executable).name, "tools/gpu_evidence.py", *given])
     path = options.out or RESULTS / f"{slug(header['gpu'])}.json"
-    data: dict[str, Any]
-    if options.add_sanitizers:
-        try:
+    data: dict[str, Any] = {}
+    try:
+        if options.add_sanitizers:
             data = read_same_code(path, header["content_hash"])
-        except ValueError as error:
-            print(f"gpu_evidence: {error}", file=sys.stderr)
-            return 2
-    else:
+        elif options.keep_sanitizers:
+            data = read_same_code(options.keep_sanitizers, header["content_hash"])
+            if not data.get("sanitizers"):
+                raise ValueError(f"{options.keep_sanitizers}: no sanitizers to keep")
+    except ValueError as error:
+        print(f"gpu_evidence: {error}", file=sys.stderr)
+        return 2
+    if not options.add_sanitizers:
+        kept = {"sanitizers": data["sanitizers"], "sanitized": data.get("sanitized", data["date"])} if data else {}
         tests = run_tests(more, limit=options.limit)
-        data = {"outcome": tests.pop("outcome"), **header, "partial": bool(more), **tests}
+        data = {"outcome": tests.pop("outcome"), **header, "partial": bool(more), **tests, **kept}
         write_json(path, data)  # now, so that a sanitizer that takes the machine down does not take this along
     sanitizing = options.sanitize or options.add_sanitizers
     if sanitizing:
@@ -293,6 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         outcomes = sanitize.run_all(limit=options.tool_limit)
         data["sanitizers"] = sanitize.as_json(outcomes)
+        data["sanitized"] = header["date"]
         write_json(path, data)
     counts = ", ".join(f"{data['counts'][name]} {name}" for name in COUNTS)
     print(f"gpu_evidence: {data['outcome']} ({counts}) in {data['seconds']} s -> {path}")
