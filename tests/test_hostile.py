@@ -15,6 +15,7 @@ import torch
 
 import dsa_topk
 import hostile
+from dsa_topk import _plan
 from dsa_topk._call import Call
 from emulator.args import kernels
 from emulator.build import compiler
@@ -31,7 +32,7 @@ def one_of_each_kind() -> list[tuple[str, int]]:
     kinds: dict[str, str] = {}
     for name in kernels():
         kinds.setdefault(re.split(r"\d", name)[0], name)
-    return [(name, 3 if kind == "Cluster" else 1) for kind, name in kinds.items()]
+    return [(name, 3 if name in _plan.SEVERAL else 1) for name in kinds.values()]
 
 
 def failures(found: list[str | None]) -> str:
