@@ -135,7 +135,7 @@ def room_of(plan: Plan, width: int, k: int) -> float:
     """How many scores the lists of a plan's kernel hold, if a row's best are spread evenly."""
     if plan.kernel == "Split512":
         return plan.cluster * region_cap(plan.cluster)
-    return next(kernel.room for kernel in _plan._TABLE if kernel.name == plan.kernel)
+    return _plan._BY_NAME[plan.kernel].room
 
 
 def split_bytes(blocks: int) -> int:
@@ -170,8 +170,7 @@ def test_what_is_listed_fits_the_chosen_kernels_lists(name: str) -> None:
         if plan.kernel in held:
             assert width <= room_of(plan, width, k), (plan, rows, width)
         elif plan.kernel.startswith(("Split", "Spread", "Whole")):
-            samples = next(kernel.samples for kernel in _plan._TABLE if kernel.name == plan.kernel)
-            listed = _plan.most_listed(width, k, samples, plan.margin)
+            listed = _plan.most_listed(width, k, _plan._BY_NAME[plan.kernel].samples, plan.margin)
             assert listed <= room_of(plan, width, k), (plan, rows, width, k)
             if plan.kernel == "Spread512" and k <= 4096:  # of more, two blocks may list more than they can leave
                 assert listed / plan.cluster <= 0.9 * 4096, (plan, rows, width, k)  # launch.h, kSpreadCap
