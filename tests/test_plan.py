@@ -61,13 +61,13 @@ def test_the_table_of_kernels_is_that_of_the_sources() -> None:
     for kernel in _plan._TABLE:
         kind, arguments = configuration(kernel.name)
         assert kernel.threads == int(arguments[0]), kernel.name
-        flags = {"Filter": arguments[4:5], "Split": arguments[4:], "Resident": []}[kind]
+        flags = {"Row": [], "Filter": arguments[4:5], "Split": arguments[4:], "Resident": []}[kind]
         assert [kernel.several, kernel.spread] == [flag == "true" for flag in [*flags, "", ""][:2]], kernel.name
         if kind == "Resident":
             assert kernel.samples == 0
             assert kernel.room == kernel.threads * int(arguments[1])
         else:
-            each = int(arguments[1]) if kind == "Filter" else 4 * int(arguments[2])
+            each = int(arguments[1]) if kind in ("Row", "Filter") else 4 * int(arguments[2])
             assert kernel.samples == kernel.threads * each, kernel.name
 
 
@@ -117,6 +117,39 @@ def test_very_long_rows_of_a_few_go_over_the_whole_device() -> None:
     for rows in (1, 8, 16, 64):
         for width in (524288, 786431):
             assert _plan.choose(rows, width, 2048, MEASURED).kernel != "Spread512"
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "element_bytes", "kernel", "margin", "prefetch"),
+    [
+        (1024, 8192, 4, "Row128", 4.0, -4096),
+        (1024, 16384, 4, "Row128Deep", 4.0, -16384),
+        (1024, 32768, 4, "Row256Light", 4.0, -32768),
+        (1024, 65536, 4, "Row256", 4.0, -32768),
+        (1024, 131072, 4, "Row512Deep", 3.2, -65536),
+        (1024, 32768, 2, "Row128Deep", 3.6, -16384),
+        (1024, 65536, 2, "Row256", 4.0, -32768),
+        (2048, 32768, 4, "Row256Light", 2.9, 16384),
+        (4096, 8192, 4, "Row128", 2.9, 8192),
+        (4096, 32768, 4, "Row128Deep", 2.6, 16384),
+        (4096, 65536, 4, "Row256Light", 2.6, 65536),
+        (4096, 131072, 4, "Row256", 2.6, 65536),
+        (4096, 32768, 2, "Row128Deep", 2.9, 16384),
+        (4096, 65536, 2, "Row256", 2.9, 65536),
+    ],
+)
+def test_rows_that_fill_the_device(
+    rows: int, width: int, element_bytes: int, kernel: str, margin: float, prefetch: int
+) -> None:
+    """As docs/kernel-notes.md measured them."""
+    plan = _plan.choose(rows, width, 2048, H200, element_bytes=element_bytes)
+    assert plan == Plan(kernel, 1, margin, prefetch)
+
+
+def test_the_sample_of_long_rows_is_that_of_the_sources() -> None:
+    found = re.search(r"kLongRow = (\d+);", LAUNCH.with_name("bracket.cuh").read_text())
+    assert found is not None
+    assert int(found[1]) == _plan._LONG_ROW
 
 
 def region_cap(blocks: int) -> int:
@@ -172,7 +205,7 @@ def test_what_is_listed_fits_the_chosen_kernels_lists(name: str) -> None:
         elif plan.kernel.startswith(("Split", "Spread", "Whole")):
             listed = _plan.most_listed(width, k, _plan._BY_NAME[plan.kernel].samples, plan.margin)
             assert listed <= room_of(plan, width, k), (plan, rows, width, k)
-            if plan.kernel == "Spread512" and k <= 4096:  # of more, two blocks may list more than they can leave
+            if plan.kernel == "Spread512":
                 assert listed / plan.cluster <= 0.9 * 4096, (plan, rows, width, k)  # launch.h, kSpreadCap
             seen.add(plan.kernel)
     assert seen >= ({"Split512"} if any(limits.clusters) else {"Whole512", "Whole1024", "Spread512"})

@@ -68,13 +68,12 @@ def launched(
     if geometry is None:
         return False
     rows, width, row_stride, address = geometry
-    aligned = row_starts is None and row_stride % 4 == 0 and address % 16 == 0
-    launcher = cuda.launcher(scores.get_device(), rows, width, k, aligned)
-    if launcher is None:
-        return False
-    select, counters, plan = launcher
-    select(
+    done: bool = cuda.launch(
         scores,
+        rows,
+        width,
+        row_stride,
+        address,
         lengths,
         row_starts,
         out_offsets,
@@ -84,12 +83,10 @@ def launched(
         out,
         None,
         None,
-        counters,
         k,
-        cuda.FORM_NUMBER[form],
+        form,
         page_size,
-        tie_break == "largest",
-        order == "score",
-        *plan,
+        tie_break,
+        order,
     )
-    return True
+    return done

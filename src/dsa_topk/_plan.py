@@ -21,10 +21,12 @@ class Kernel:
     spread: bool = False  # blocks a row that need not run at the same time
 
 
-# Room of the Row kernels: their threads' lists fill unevenly, into a shared overflow of 512.
+# Room of the Row kernels: their threads' lists fill unevenly, into a shared overflow of 512. Those of 16-bit scores are
+# longer (`_ROOM_16`), and they have no Row256Light of their own, nor a Row512Deep: Row256 stands for both.
 _TABLE = (
     Kernel("Row128", 128, 1024, 1280),
     Kernel("Row128Deep", 128, 2048, 1280),
+    Kernel("Row256Light", 256, 2048, 1800),
     Kernel("Row256", 256, 4096, 1800),
     Kernel("Row512Deep", 512, 8192, 3400),
     Kernel("Cluster512", 512, 4096, 3400, several=True),
@@ -39,6 +41,8 @@ _TABLE = (
     Kernel("Spread512", 512, 8192, 10240, spread=True),
 )
 _BY_NAME = {kernel.name: kernel for kernel in _TABLE}
+
+_ROOM_16 = {"Row128": 1700, "Row128Deep": 1700, "Row256": 3300}
 
 KERNELS = tuple(_BY_NAME)
 """The kernels of csrc/launch.h, by their number."""
@@ -73,7 +77,7 @@ class Plan:
     kernel: str
     cluster: int
     margin: float
-    prefetch: int = 0  # bytes of a row's head to ask for before its sample is drawn
+    prefetch: int = 0  # bytes of a row's head to ask for before it is streamed; negative: when its sample has come
 
     @property
     def number(self) -> int:
@@ -94,16 +98,17 @@ class Plan:
 # A missed bracket costs its row one more pass. Among thousands of rows that is lost in the crowd, and a narrow bracket
 # makes every row cheaper; where the launch is hardly longer than a row it is the latency of the call, and so is a list
 # that overflows (docs/kernel-notes.md): there the bracket is as wide as the lists have ample room for.
-_MARGIN_MANY, _MARGIN_WAVE, _MARGIN_LONG_WAVE, _MARGIN_FEW = 2.6, 4.0, 3.2, 4.5
-_SPARE_MANY, _SPARE_WAVE = 1.1, 1.25  # for the width of bins; and for the luck of a thousand rows
+_MARGINS_MANY, _MARGINS_WAVE, _MARGIN_FEW = (2.9, 2.6), (4.0, 3.6, 3.2), 4.5
+_SPARE_MANY, _SPARE_WAVE = 1.3, 1.25  # for the width of bins, and for rows whose best scores lie in few places
 
 _LONG_ROW = 98304  # shorter ones have a sample of 2048 (csrc/bracket.cuh)
 _SPREAD_WIDTH = 786432  # a cluster's 16 blocks take longer to read such a row than the whole device to meet over it
 
+_ROWS = ("Row128", "Row128Deep", "Row256Light", "Row256", "Row512Deep")
 _HELD = tuple(kernel for kernel in _TABLE if kernel.samples == 0)
 
 
-def choose(rows: int, width: int, k: int, limits: DeviceLimits, aligned: bool = True) -> Plan:
+def choose(rows: int, width: int, k: int, limits: DeviceLimits, aligned: bool = True, element_bytes: int = 4) -> Plan:
     """Choose the launch for ``rows`` windows of at most ``width`` scores.
 
     Parameters
@@ -114,25 +119,17 @@ def choose(rows: int, width: int, k: int, limits: DeviceLimits, aligned: bool = 
         Probed once a device.
     aligned : bool
         Whether every row surely starts at a multiple of four scores in memory.
+    element_bytes : int
+        Size of a score: 4 or 2.
 
     Returns
     -------
     Plan
     """
+    if rows > 12 * limits.sms:
+        return _choose_many(rows, width, k, limits, element_bytes)
     if rows > 4 * limits.sms:
-        many = rows > 12 * limits.sms
-        names: tuple[str, ...]
-        if width <= 12288:
-            names, prefetch = ("Row128", "Row128Deep", "Row256", "Row512Deep"), 8192
-        elif width <= 24576 or (width <= 40960 and many):
-            names, prefetch = ("Row128Deep", "Row256", "Row512Deep"), 16384
-        else:
-            names, prefetch = ("Row256", "Row512Deep"), 32768 if width <= 49152 or not many else 65536
-        margin, spare = (_MARGIN_MANY, _SPARE_MANY) if many else (_MARGIN_WAVE, _SPARE_WAVE)
-        if not many and not _has_room(names[0], width, k, margin, spare):
-            margin = _MARGIN_LONG_WAVE
-        chosen = next((name for name in names if _has_room(name, width, k, margin, spare)), names[-1])
-        return Plan(chosen, 1, margin, prefetch if many or width > 24576 else 0)
+        return _choose_wave(width, k, element_bytes)
     span = width if aligned else width + 3
     crowded = rows > limits.sms  # two rows on an SM
     held = next((kernel for kernel in _HELD if span <= kernel.room <= limits.longest_held), None)
@@ -144,9 +141,10 @@ def choose(rows: int, width: int, k: int, limits: DeviceLimits, aligned: bool = 
     # Over the whole device without clusters: the longest rows of a few, and where clusters there are none.
     blocks = min(limits.sms // max(rows, 1), width // 8192)
     spread = width >= _SPREAD_WIDTH and blocks >= 8 if sizes else blocks >= 2 and not any(limits.clusters)
-    if spread and _lists(width, k, "Spread512"):
+    # What a block can leave of a row is less than what the last one gathers (csrc/launch.h).
+    if spread and _lists(width, k, "Spread512") and _most(width, k, "Spread512") / blocks <= 0.9 * 4096:
         return Plan("Spread512", blocks, _MARGIN_FEW)
-    listed = most_listed(width, k, _BY_NAME["Split512"].samples, _MARGIN_FEW)
+    listed = _most(width, k, "Split512")
     for size in sizes:
         # What a block can send to others is less in large clusters (csrc/launch.h).
         if listed / size <= 0.9 * (2688 if size > 8 else 4096):
@@ -156,9 +154,50 @@ def choose(rows: int, width: int, k: int, limits: DeviceLimits, aligned: bool = 
     for name in ("Whole512", "Whole1024") if crowded else ("Whole1024",):
         if _lists(width, k, name):
             return Plan(name, 1, _MARGIN_FEW)
-    margins = (_MARGIN_FEW, _MARGIN_WAVE, _MARGIN_LONG_WAVE)
-    margin = next((margin for margin in margins if _has_room("Row512Deep", width, k, margin, 1.0)), _MARGIN_MANY)
+    margins = (_MARGIN_FEW, *_MARGINS_WAVE)
+    margin = next((margin for margin in margins if _has_room("Row512Deep", margin, width, k, 1.0)), _MARGINS_MANY[-1])
     return Plan("Row512Deep", 1, margin)
+
+
+def _choose_many(rows: int, width: int, k: int, limits: DeviceLimits, element_bytes: int) -> Plan:
+    """Rows that fill the device several times over: a place that a row leaves is taken by another at once."""
+    if width <= 12288:
+        first, prefetch = "Row128", 8192
+    elif width <= 24576 or (width <= 40960 and (rows > 16 * limits.sms or element_bytes == 2)):
+        first, prefetch = "Row128Deep", 16384
+    elif width <= 40960:  # not twice as many as run together
+        first, prefetch = "Row256Light", 16384
+    else:
+        first, prefetch = "Row256Light" if element_bytes == 4 else "Row256", 65536
+    names = _ROWS[_ROWS.index(first) :]
+    choices = [(name, margin) for name in names for margin in _MARGINS_MANY]
+    return _first_with_room(choices, width, k, element_bytes, _SPARE_MANY, prefetch)
+
+
+def _choose_wave(width: int, k: int, element_bytes: int) -> Plan:
+    """Rows that all begin at once, or at two to four times: what is asked for too early delays the others' samples."""
+    if width <= 12288:
+        first, prefetch = "Row128", 4096
+    elif width <= (20480 if element_bytes == 4 else 36864):
+        first, prefetch = "Row128Deep", 16384
+    else:
+        # A small sample needs a k-th score that is not among its first few.
+        first, prefetch = "Row256Light" if element_bytes == 4 and width <= 49152 else "Row256", 32768
+    if width > 98304:
+        first, prefetch = "Row512Deep", 65536
+    names = _ROWS[_ROWS.index(first) :]
+    # The last kernel's rows begin at four times: one that is slow is another's chance, so its brackets are narrow.
+    choices = [(name, margin) for name in names for margin in _MARGINS_WAVE[2 * (name == names[-1]) :]]
+    return _first_with_room(choices, width, k, element_bytes, _SPARE_WAVE, -prefetch)
+
+
+def _first_with_room(
+    choices: list[tuple[str, float]], width: int, k: int, element_bytes: int, spare: float, prefetch: int
+) -> Plan:
+    """The first kernel and margin with room for the candidates, else the last."""
+    enough = (choice for choice in choices if _has_room(*choice, width, k, spare, element_bytes))
+    name, margin = next(enough, choices[-1])
+    return Plan(name, 1, margin, prefetch)
 
 
 def expected_candidates(width: int, k: int, samples: int, margin: float) -> float:
@@ -185,13 +224,19 @@ def most_listed(width: int, k: int, samples: int, margin: float) -> float:
     return min((rank + 5.5 * math.sqrt(rank)) * width / samples, float(width))
 
 
+def _most(width: int, k: int, name: str) -> float:
+    """As many scores of a row as a kernel for a few rows lists."""
+    return most_listed(width, k, _BY_NAME[name].samples, _MARGIN_FEW)
+
+
 def _lists(width: int, k: int, name: str) -> bool:
     """Whether the list of a kernel that takes a row by one block, or gathers it in one, holds it."""
-    kernel = _BY_NAME[name]
-    return most_listed(width, k, kernel.samples, _MARGIN_FEW) <= kernel.room
+    return _most(width, k, name) <= _BY_NAME[name].room
 
 
-def _has_room(name: str, width: int, k: int, margin: float, spare: float) -> bool:
+def _has_room(name: str, margin: float, width: int, k: int, spare: float, element_bytes: int = 4) -> bool:
     """Whether a kernel's lists hold the bracket's candidates. A full list is exact too, but slow."""
     kernel = _BY_NAME[name]
-    return spare * expected_candidates(width, k, kernel.samples, margin) <= kernel.room
+    room = kernel.room if element_bytes == 4 else _ROOM_16.get(name, _ROOM_16["Row256"])
+    samples = kernel.samples if element_bytes == 4 or kernel.threads < 256 else _BY_NAME["Row256"].samples
+    return spare * expected_candidates(width, k, samples, margin) <= room

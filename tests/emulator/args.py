@@ -98,6 +98,7 @@ def pack(
         if tensor is not None:
             setattr(a, f"{name}_stride", tensor.stride(0))
     a.margin = margin
+    a.prefetch = 4096 if rows % 2 else -4096
     if counters is not None:
         buffers.append(Buffer(struct.counters.offset, counters, "k", keep=2))
     if kernel == kernels(csrc).get("Spread512"):  # as launch.h's split_shape sizes it; zero, and left zero

@@ -398,12 +398,20 @@ def wide_brackets(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
 
 
 # Rows too wide for a second bitmap where the lists are: no plateau pass, and so no barrier of its own.
-NO_PLATEAU = {"Row128": 170_000, "Row128Deep": 170_000, "Row256": 327_680, "Row512Deep": 600_000}
+NO_PLATEAU = {
+    "Row128": 170_000,
+    "Row128Deep": 170_000,
+    "Row256Light": 327_680,
+    "Row256": 327_680,
+    "Row512Deep": 600_000,
+}
 
 
 def sampled_columns(kernel: str, n: int) -> torch.Tensor:
     """Where csrc/sample.cuh may look in a row of n scores, whatever its alignment: ``[n]`` bool."""
-    pieces = {"Row128": 16, "Row128Deep": 32, "Row512Deep": 128, "Cluster512Deep": 128}.get(kernel, 64)
+    pieces = {"Row128": 16, "Row128Deep": 32, "Row256Light": 32, "Row512Deep": 128, "Cluster512Deep": 128}.get(
+        kernel, 64
+    )
     quarter = n // 4 // 16 * 16
     seen = torch.zeros(n + 16, dtype=torch.bool)
     for g in range(pieces):
@@ -436,6 +444,36 @@ def between_the_samples(route: tuple[str, int], seed: int = 0) -> Iterator[Case]
     yield Case(about, call, kernel, cluster, options=Options(seed=seed))
 
 
+def pairs_of_scores(route: tuple[str, int], seed: int = 0) -> Iterator[Case]:
+    """16-bit scores, which are loaded, tested and listed two at a time: ties side by side, a value with more copies
+    than are ranked all against all, both zeros at the k-th place, lists that overflow."""
+    kernel, cluster = route
+    n, k = 6003, 1500
+    generator = torch.Generator().manual_seed(seed)
+    for i, dtype in enumerate((BF16, FP16)):
+        normal = torch.randn(3, n, generator=generator)
+        twins = normal[:, : (n + 1) // 2].repeat_interleave(2, 1)[:, :n]
+        steps = torch.randint(0, 40, (2, n), generator=generator) / 64 + 1  # 150 copies each
+        # Denormals of either sign and both zeros, which are as many as hardly fit a bin.
+        tiny = torch.randint(0, 90, (4, n), generator=generator, dtype=torch.int32)
+        sign = torch.randint(0, 2, (4, n), generator=generator, dtype=torch.int32) * 0x8000
+        zeros = (tiny | sign).to(torch.uint16).view(dtype).float()
+        groups = {"normal": (normal, k, 4.0), "twins": (twins, k, 4.0), "steps": (steps, k, 8.0)}
+        groups["zeros"] = (zeros, int((zeros[0] > 0).sum()) + 40, 4.0)
+        groups["lists"] = (normal, k, (20.0, 60.0)[seed % 2])
+        for name, (scores, best, margin) in groups.items():
+            starts = torch.arange(len(scores)) * 3  # even and odd
+            call = prepare(
+                scores.to(dtype),
+                torch.full((len(scores),), n - 9),
+                best,
+                row_starts=starts,
+                tie_break=("smallest", "largest")[(i + seed) % 2],
+            )
+            about = f"{name} {dtype} {kernel}x{cluster} seed {seed}"
+            yield Case(about, call, kernel, cluster, margin=margin, options=Options(seed=seed + i))
+
+
 Group = Callable[..., Iterator[Case]]
 _GROUPS = (
     by_shape,
@@ -450,6 +488,7 @@ _GROUPS = (
     around_plateaus,
     crowds,
     between_the_samples,
+    pairs_of_scores,
 )
 GROUPS: dict[str, Group] = {f.__name__: f for f in _GROUPS}
 

@@ -13,7 +13,9 @@ struct Choice {
 
 template <class L>
 void select(dsa::Args a, const Choice& choice) {
-  const dsa::LaunchShape shape = L::shape(a, choice.cluster, dsa::Limits());
+  dsa::Limits limits;
+  limits.sms = 1;  // so that a handful of rows are more than run together
+  const dsa::LaunchShape shape = L::shape(a, choice.cluster, limits);
   cpu::Launch l;
   l.grid = dim3(static_cast<unsigned>(shape.blocks)), l.block = dim3(static_cast<unsigned>(shape.threads));
   l.smem = static_cast<size_t>(shape.smem_bytes), l.cluster = static_cast<unsigned>(shape.cluster);
@@ -36,7 +38,7 @@ void topk_of(const dsa::Args& given, const Choice& choice) {
   };
 #if EMULATED_SMALL & 1
   run(dsa::kRow128, dsa::FilterLaunch<dsa::Row128<E>>{});
-  run(dsa::kCluster512, dsa::FilterLaunch<dsa::Cluster512<E>>{});
+  run(dsa::kCluster512, dsa::BySize<E, dsa::FilterLaunch<dsa::Cluster512<E>>, dsa::SplitLaunch<dsa::Split512<E>>>{});
 #endif
 #if EMULATED_SMALL & 2
   run(dsa::kHeld8K, dsa::ResidentLaunch<dsa::Held8K<E>>{});

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from dsa_topk import _plan
-from dsa_topk._call import FORMS, Call
+from dsa_topk._call import FORMS, Call, Form, Order, TieBreak
 from dsa_topk.backends import Capabilities
 
 name = "cuda"
@@ -22,8 +22,8 @@ FORM_NUMBER = {form: number for number, form in enumerate(FORMS)}
 _modules: dict[int, tuple[Any, _plan.DeviceLimits]] = {}  # by device index
 _Arguments = tuple[int, int, float, int]
 _chosen: dict[
-    tuple[int, int, int, int, bool], _Arguments
-] = {}  # by rows, width, k, device index, alignment: an eager call counts microseconds
+    tuple[int, int, int, int, bool, torch.dtype], _Arguments
+] = {}  # by rows, width, k, device index, alignment, type: an eager call counts microseconds
 _MAX_CHOSEN = 4096
 _override: _Arguments | None = None
 _counters: torch.Tensor | None = None
@@ -49,24 +49,67 @@ def refuses(call: Call) -> str | None:
     return capabilities.refuses_call(call)
 
 
-def launcher(
-    index: int, rows: int, width: int, k: int, aligned: bool
-) -> tuple[Callable[..., None], torch.Tensor | None, _Arguments] | None:
-    """The compiled function, the counters and the launch for such a call; None before the first call on the device.
+def launch(
+    scores: torch.Tensor,
+    rows: int,
+    width: int,
+    row_stride: int,
+    address: int,
+    lengths: torch.Tensor | None,
+    row_starts: torch.Tensor | None,
+    out_offsets: torch.Tensor | None,
+    page_table: torch.Tensor | None,
+    row_to_batch: torch.Tensor | None,
+    page_table_starts: torch.Tensor | None,
+    out: torch.Tensor | None,
+    out_positions: torch.Tensor | None,
+    out_scores: torch.Tensor | None,
+    k: int,
+    form: Form,
+    page_size: int,
+    tie_break: TieBreak,
+    order: Order,
+) -> bool:
+    """Launch the selection on the current stream of the scores' device.
 
-    ``aligned``: whether every row surely starts at a multiple of four scores in memory.
+    ``rows``, ``width``, ``row_stride`` and ``address`` are those of ``scores``: whoever calls has asked for them
+    before, and each question costs as much as a twentieth of the launch. False before the first call on the device:
+    nothing was done.
     """
+    index = scores.get_device()
     found = _modules.get(index)
     if found is None:
-        return None
+        return False
     select, limits = found
-    plan = _override or _chosen.get((rows, width, k, index, aligned))
+    # Whether every row surely starts at a multiple of four scores in memory.
+    aligned = row_starts is None and row_stride % 4 == 0 and address % 16 == 0
+    key = (rows, width, k, index, aligned, scores.dtype)
+    plan = _override or _chosen.get(key)
     if plan is None:
         if len(_chosen) >= _MAX_CHOSEN:
             _chosen.clear()
-        plan = _plan.choose(rows, width, k, limits, aligned).arguments
-        _chosen[rows, width, k, index, aligned] = plan
-    return select, _counters, plan
+        plan = _plan.choose(rows, width, k, limits, aligned, scores.element_size()).arguments
+        _chosen[key] = plan
+    select(
+        scores,
+        lengths,
+        row_starts,
+        out_offsets,
+        page_table,
+        row_to_batch,
+        page_table_starts,
+        out,
+        out_positions,
+        out_scores,
+        _counters,
+        k,
+        FORM_NUMBER[form],
+        page_size,
+        tie_break == "largest",
+        order == "score",
+        *plan,
+    )
+    return True
 
 
 def run(call: Call) -> None:
@@ -76,12 +119,12 @@ def run(call: Call) -> None:
     if index not in _modules:
         _load(index)
     rows, width = scores.shape
-    aligned = call.row_starts is None and scores.stride(0) % 4 == 0 and scores.data_ptr() % 16 == 0
-    found = launcher(index, rows, width, call.k, aligned)
-    assert found is not None
-    select, counters, plan = found
-    select(
+    launched = launch(
         scores,
+        rows,
+        width,
+        scores.stride(0),
+        scores.data_ptr(),
         call.lengths,
         call.row_starts,
         call.out_offsets,
@@ -91,14 +134,13 @@ def run(call: Call) -> None:
         call.out,
         call.out_positions,
         call.out_scores,
-        counters,
         call.k,
-        FORM_NUMBER[call.form],
+        call.form,
         call.page_size,
-        call.tie_break == "largest",
-        call.order == "score",
-        *plan,
+        call.tie_break,
+        call.order,
     )
+    assert launched
 
 
 def _load(index: int) -> tuple[Any, _plan.DeviceLimits]:
@@ -126,14 +168,20 @@ def _limits(index: int, module: Any) -> _plan.DeviceLimits:
 
 
 def describe(
-    *, device: torch.device, rows: int | None = None, width: int | None = None, k: int = 2048, **_: Any
+    *,
+    device: torch.device,
+    rows: int | None = None,
+    width: int | None = None,
+    k: int = 2048,
+    dtype: torch.dtype = torch.float32,
+    **_: Any,
 ) -> str:
     """Say which launch would serve a call of this size (for `dsa_topk.explain`)."""
     if rows is None or width is None:
         return "pass rows and width to see the launch"
     index = torch.cuda.current_device() if device.index is None else device.index
     _, limits = _modules.get(index) or _load(index)
-    return str(_plan.choose(rows, width, k, limits))
+    return str(_plan.choose(rows, width, k, limits, element_bytes=dtype.itemsize))
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .._files import write_text
-from . import figures, record, report
+from . import figures, host, record, report
 from .cases import SUITES, Case
 from .record import Record, Row
 from .report import number
@@ -110,7 +110,7 @@ def _machine(machine: str, data: Record, images: Path) -> str:
     runs = data.runs if isinstance(data, Merged) else [data]
     host_cost = _host_cost(runs)
     if host_cost:
-        parts.append(f"- Host time of an eager call with preallocated output: {host_cost}")
+        parts.append(f"- Host time of an eager call with preallocated output, {host.WHERE}: {host_cost}")
     parts += [
         f"- {name}{_drawn_as(name)}: {text}"
         for name, text in data.notes.items()
@@ -131,7 +131,7 @@ def _machine(machine: str, data: Record, images: Path) -> str:
 
 
 def _host_cost(runs: Sequence[Record]) -> str:
-    """The host times by function, from the least to the most that a run gave: they depend on what else the host did."""
+    """The host times by function, from the least to the most that a run gave."""
     found, several = [], False
     for name in sorted({name for run in runs for name in run.host_us}):
         some = [run.host_us[name] for run in runs if name in run.host_us]

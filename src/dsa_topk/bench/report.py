@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 
+from . import host
 from .cases import Case
 from .record import Record, Row
 
@@ -107,5 +108,5 @@ def table(rows: Sequence[Row], record: Record | None = None) -> str:
         lines.append("! the peer's result was not exact, or it failed (peer_failures in the file)")
     if record is not None and record.host_us:
         cost = ", ".join(f"{name} {us:.1f} us" for name, us in record.host_us.items())
-        lines.append(f"host time of an eager call with preallocated output: {cost}")
+        lines.append(f"host time of an eager call with preallocated output, {host.WHERE}: {cost}")
     return "\n".join(lines)

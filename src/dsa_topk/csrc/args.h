@@ -47,9 +47,12 @@ struct Args {
   int32_t region_cap;      // entries that one block can send to each block of its cluster
   int32_t arena_bytes;     // shared memory behind the fixed part: candidate lists, later the staged positions
   float margin;            // half width of the sampled bracket, in standard deviations
-  int32_t prefetch;        // bytes of a slice's head to ask for before the sample is drawn
-  uint32_t* workspace;     // of a spread row (split.cuh), or nullptr
-  int32_t raw;             // 1: store positions whatever the form (order.cuh transforms them afterwards)
+  // Bytes of a slice's head to ask for before it is streamed. Positive: while the sample is drawn, and by the block
+  // whose place the row takes if there is one (`ahead`); negative: when the sample has come.
+  int32_t prefetch;
+  int32_t ahead;        // blocks that run together, if a row is a block: so many rows later its place is taken
+  uint32_t* workspace;  // of a spread row (split.cuh), or nullptr
+  int32_t raw;          // 1: store positions whatever the form (order.cuh transforms them afterwards)
   // Calls without starts, as decoding makes them: what every row has room for (scores, table), else -1; and the
   // page-table entries of so many scores, 0 where no row has a table.
   int32_t simple_room, simple_pages;

@@ -12,7 +12,7 @@ namespace dsa {
 constexpr int kAroundBatch = 4;  // scores a thread tests before it looks at its list; the list's slack beyond is free
 
 template <class C>
-constexpr bool kHasAround = C::E::kLoad == 1 && !C::kMulti;
+constexpr bool kHasAround = C::E::kLoad == 1 && !C::kMulti && (C::kSlack > kAroundBatch);
 
 // The second bitmap lies behind what the lists need.
 template <class C>
@@ -22,7 +22,7 @@ __device__ __forceinline__ uint32_t* second_bitmap(uint8_t* arena) {
 
 template <class C>
 __device__ __forceinline__ bool around_fits(const Row<typename C::E>& row) {
-  return kHasAround<C> && slice_words(row, 1) * 4 <= (C::kBatch - kAroundBatch) * C::kThreads * 8;
+  return kHasAround<C> && slice_words(row, 1) * 4 <= (C::kSlack - kAroundBatch) * C::kThreads * 8;
 }
 
 // As Tester. The copies' words lie `behind` those of the winners.
@@ -31,8 +31,7 @@ struct AroundTester {
   float lo, hi, value;
   int32_t behind;
 
-  __device__ __forceinline__ void operator()(uint32_t x, uint32_t place, uint32_t& cursor, uint32_t* words,
-                                             bool store) const {
+  __device__ __forceinline__ void one(uint32_t x, uint32_t place, uint32_t& cursor, uint32_t* words, bool store) const {
     uint32_t copies;
     const uint32_t ballot =
         ptx::filter_step_around<C::kThreads * 8>(__uint_as_float(x), lo, hi, value, place, cursor, copies);
@@ -40,6 +39,12 @@ struct AroundTester {
       words[0] = ballot;
       words[behind] = copies;
     }
+  }
+  template <int kFirst>
+  __device__ __forceinline__ void four(const uint32_t* x, uint32_t place, uint32_t& cursor, uint32_t* words, int stored,
+                                       uint32_t&) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) one(x[i], place + i * C::kThreads, cursor, words + i * C::kWarps, i < stored);
   }
 };
 
@@ -49,42 +54,40 @@ __device__ __forceinline__ uint32_t around_step(const Args& args) {
   const Place<C> at(a);
   auto& s = at.s;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
-  __syncthreads();  // what the step before noted was written
-  if (tid == 0) s.spill_count = 0;
-  for (int i = tid; i < C::kBins; i += C::kThreads) s.hist[i] = 0;
-  __syncthreads();
+  __syncthreads();  // what the step before noted was written; this is the row's first pass: nothing was counted yet
   Candidates<C> candidates(a, s, at.arena);
   uint32_t* copies = second_bitmap<C>(at.arena);
   int32_t words;
   int entries;
   {
-    const auto row = at.row();
+    const auto row = at.noted();
     const Slice slice = at.slice(row);
     words = slice.last - slice.first;
     const AroundTester<C> test{s.lo, s.hi, float_of(s.heavy), static_cast<int32_t>(copies - at.bitmap)};
     entries = stream_filter<C, kAroundBatch>(row, slice, test, at.bitmap, candidates);
   }
   const float top = s.bin_hi, scale = histogram_scale<C::kBins>(s.bin_lo, top);
-  const Tally t = tally<C>(a, s, candidates, entries, top, scale, 0, at.bitmap, words);
+  const float value = float_of(s.heavy);
+  uint32_t above = 0;
+  const Tally t = tally<C>(a, s, candidates, entries, top, scale, 0, at.bitmap, words,
+                           [&](const Entry& e) { above += __uint_as_float(e.value) > value; });
   if (t.full) return missed<C>(s, t, kSettle);
   // Candidates above the value, and its copies: those of each warp's words, so that they are also prefixes.
   const int32_t per_warp = (words + C::kWarps - 1) / C::kWarps, begin = warp * per_warp,
                 end = words < begin + per_warp ? words : begin + per_warp;
-  uint32_t above = 0, count = 0;
-  const float value = float_of(s.heavy);
-  candidates.each(entries, [&](const Entry& e) { above += __uint_as_float(e.value) > value; });
+  uint32_t count = 0;
 #pragma unroll 2
   for (int32_t i = begin + lane; i < end; i += 32) count += __popc(copies[i]);
   above = __reduce_add_sync(ptx::kFullMask, above);
   count = __reduce_add_sync(ptx::kFullMask, count);
-  __syncthreads();  // the warps' words were read
+  auto* warp_above = reinterpret_cast<uint32_t*>(s.heads);  // nobody reads the words of the tally any more there
   if (lane == 0) {
-    s.wa[warp] = above;
-    s.wb[warp] = count;
+    warp_above[warp] = above;
+    s.wa[warp] = count;
   }
   __syncthreads();
-  above = warp_sum_first(s.wa, C::kWarps, lane);
-  const uint32_t all = warp_sum_first(s.wb, C::kWarps, lane), before = warp_sum_first(s.wb, warp, lane);
+  above = warp_sum_first(warp_above, C::kWarps, lane);
+  const uint32_t all = warp_sum_first(s.wa, C::kWarps, lane), before = warp_sum_first(s.wa, warp, lane);
   // Of the copies as many as there is room for behind the better candidates; of the candidates the rest.
   const int32_t room = t.need - static_cast<int32_t>(above);
   const uint32_t ties = room <= 0 ? 0u : static_cast<uint32_t>(room) < all ? static_cast<uint32_t>(room) : all;

@@ -61,6 +61,28 @@ struct Taker {
   }
 };
 
+// Of `count` different keys, at most kTieCap and with zeros behind them, takes the `need` greatest: four lanes compare
+// one of them with all.
+template <class C, class Key, class F>
+__device__ __forceinline__ void take_greatest(const Key* keys, int32_t count, int32_t need, F&& take) {
+  const int part = threadIdx.x & 3;
+#pragma unroll 1
+  for (int32_t first = 0; first < count; first += C::kThreads / 4) {
+    const int32_t t = first + static_cast<int32_t>(threadIdx.x >> 2);
+    const Key key = keys[t < count ? t : 0];
+    int32_t better = 0;
+#pragma unroll 1
+    for (int32_t i = 4 * part; i < count; i += 16) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) better += keys[i + j] > key;
+    }
+    __syncwarp();
+    better += __shfl_xor_sync(ptx::kFullMask, better, 1);
+    better += __shfl_xor_sync(ptx::kFullMask, better, 2);
+    if (part == 0 && t < count && better < need) take(key);
+  }
+}
+
 // Takes the better bins and the best `need` (after them) of a crossing bin with at most kTieCap entries.
 template <class C>
 __device__ __forceinline__ void take_ranked(const Args& a, const Candidates<C>& candidates, int entries, float top,
@@ -71,23 +93,62 @@ __device__ __forceinline__ void take_ranked(const Args& a, const Candidates<C>& 
     if (bin < crossing.bin) {
       take(e);
     } else if (bin == crossing.bin) {
-      s.ties[atomicAdd(&s.tie_count, 1u)] = e;
+      s.ties[atomicAdd(&s.tie_count, 1u)] = composite(e, a.largest);  // find_ranks left zeros there
     }
   });
   __syncthreads();
-#pragma unroll 1
-  for (int t = threadIdx.x; t < crossing.count; t += C::kThreads) {
-    const Entry e = s.ties[t];
-    const float x = __uint_as_float(e.value);
-    int32_t better = 0;
-#pragma unroll 1
-    for (int i = 0; i < crossing.count; ++i) {
-      const float y = __uint_as_float(s.ties[i].value);
-      const uint32_t place = s.ties[i].place;
-      better += y > x || (y == x && (a.largest ? place > e.place : place < e.place));
+  take_greatest<C>(s.ties, crossing.count, need, [&](uint64_t key) {
+    const auto place = static_cast<uint32_t>(key);
+    take(Entry{0u, a.largest ? place : ~place});
+  });
+}
+
+// The same where entries have the bins of their two scores (Candidates::exact): those of the crossing bin are equal.
+template <class C>
+__device__ __forceinline__ void take_exactly(const Args& a, const Candidates<C>& candidates, int entries,
+                                             const Found& crossing, int32_t need, uint32_t* bitmap) {
+  FilterShared<C::kBins>& s = candidates.s;
+  auto* ties = reinterpret_cast<uint32_t*>(s.ties);
+  const auto bin = static_cast<uint32_t>(crossing.bin);
+  const auto tie = [&](uint32_t place) { ties[atomicAdd(&s.tie_count, 1u)] = a.largest ? place : ~place; };
+  candidates.each_entry(entries, [&](const Entry& e, Entry*) {
+    const uint32_t first = e.value & 0xffffu, second = e.value >> 16;
+    if (first < bin || second < bin) {  // the bits of the two lie in neighbouring words
+      const uint32_t bit = bit_of<typename C::E>(e.place);
+      uint32_t* word = bitmap + (bit >> 5);
+      atomicOr(first < bin ? word : word + 1, 1u << (bit & 31u));
+      if (first < bin && second < bin) atomicOr(word + 1, 1u << (bit & 31u));
     }
-    if (better < need) take(e);
+    if (first == bin || second == bin) {
+      tie(first == bin ? e.place : e.place + 1u);
+      if (first == second) tie(e.place + 1u);
+    }
+  });
+  __syncthreads();
+  take_greatest<C>(ties, crossing.count, need, [&](uint32_t key) {
+    const uint32_t bit = bit_of<typename C::E>(a.largest ? key : ~key);
+    atomicOr(&bitmap[bit >> 5], 1u << (bit & 31u));
+  });
+}
+
+template <class C>
+__device__ __forceinline__ void take_best(const Args& a, const Candidates<C>& candidates, int entries, float top,
+                                          float scale, const Found& crossing, int32_t need, Taker<C>& take) {
+  if (candidates.exact) {
+    take_exactly<C>(a, candidates, entries, crossing, need, take.bitmap);
+  } else {
+    take_ranked<C>(a, candidates, entries, top, scale, crossing, need, take);
   }
+}
+
+// The bin of a candidate, whichever kind the bins are.
+template <class C>
+__device__ __forceinline__ int32_t bin_in(const Candidates<C>& candidates, const Entry& e, float top, float scale) {
+  const float x = __uint_as_float(e.value);
+  if constexpr (C::E::kLoad == 2) {
+    if (candidates.exact) return static_cast<int32_t>(candidates.high_key - (pair_keys(C::E::floor(x)) & 0xffffu));
+  }
+  return bin_of<C::kBins>(x, top, scale);
 }
 
 // The same for a crowded crossing bin: 8-bit digits of the composite key, from the top, give the last entry to take.
@@ -100,7 +161,7 @@ __device__ __forceinline__ void take_crowded(const Args& a, const Candidates<C>&
   for (int shift = 56; shift >= 0; shift -= 8) {
     __syncthreads();  // s.found was read
     candidates.each(entries, [&](const Entry& e) {
-      if (bin_of<C::kBins>(__uint_as_float(e.value), top, scale) != crossing) return;
+      if (bin_in<C>(candidates, e, top, scale) != crossing) return;
       const uint64_t key = composite(e, a.largest);
       if (((key ^ last) & mask) == 0) atomicAdd(&s.hist[255 - (static_cast<uint32_t>(key >> shift) & 255u)], 1u);
     });
@@ -114,7 +175,7 @@ __device__ __forceinline__ void take_crowded(const Args& a, const Candidates<C>&
     if (need == f.count) break;  // the whole digit is taken
   }
   candidates.each(entries, [&](const Entry& e) {
-    const int32_t bin = bin_of<C::kBins>(__uint_as_float(e.value), top, scale);
+    const int32_t bin = bin_in<C>(candidates, e, top, scale);
     if (bin < crossing || (bin == crossing && composite(e, a.largest) >= last)) take(e);
   });
 }

@@ -9,25 +9,33 @@
 namespace dsa {
 
 constexpr int32_t kNoRank = 0x7fffffff;  // in no bin
+constexpr int kNear = 16;                // bins of the sample that a bracket may span and pass for narrow
 constexpr int kHeavyLanes = 4;           // a value that so many lanes of a warp hold is heavy
 
 // The heaviest value of the kept sample in [low, high], 0 if none is heavy. Counting it in bins would cost more: lanes
 // that meet in a bin wait for each other.
 template <class C>
 __device__ __forceinline__ uint32_t heavy_key(const float* v, uint32_t low, uint32_t high, FilterShared<C::kBins>& s) {
-  const int lane = threadIdx.x & 31;
-#pragma unroll 1
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  uint32_t heaviest = 0, count = 0;  // of the warp
+#pragma unroll 2
   for (int i = 0; i < C::kSamples; i += 4) {
-    const uint32_t key = key_of(v[i * C::kThreads]);
-    const bool in = key >= low && key <= high;
-    const uint32_t alike = __popc(__match_any_sync(ptx::kFullMask, in ? key : 0u));  // by every lane, in no branch
-    const uint32_t count = in ? alike : 0u;
-    const uint32_t most = __reduce_max_sync(ptx::kFullMask, count << 5 | lane);
-    if (lane == static_cast<int>(most & 31u) && count >= kHeavyLanes)
-      atomicMax(&s.mode, static_cast<unsigned long long>(count) << 32 | key);
+    const uint32_t x = key_of(v[i * C::kThreads]), key = x >= low && x <= high ? x : 0u;
+    const uint32_t alike = __popc(__match_any_sync(ptx::kFullMask, key));
+    const uint32_t most = __reduce_max_sync(ptx::kFullMask, key != 0 ? alike << 5 | lane : 0u);
+    const uint32_t its = __shfl_sync(ptx::kFullMask, key, most & 31u);
+    if (most >> 5 > count) {
+      count = most >> 5;
+      heaviest = its;
+    }
+  }
+  if (lane == 0) {
+    s.wb[warp] = count >= kHeavyLanes ? count : 0u;
+    s.wc[warp] = heaviest;
   }
   __syncthreads();
-  return static_cast<uint32_t>(s.mode);
+  const uint32_t most = __reduce_max_sync(ptx::kFullMask, lane < C::kWarps ? s.wb[lane] << 5 | lane : 0u);
+  return most >> 5 ? s.wc[most & 31u] : 0u;
 }
 
 // How many samples are better than the value with this key, and how many are copies of it.
@@ -38,7 +46,7 @@ template <class C>
 __device__ __forceinline__ Split split_sample(const float* v, uint32_t key, FilterShared<C::kBins>& s) {
   const int lane = threadIdx.x & 31;
   uint32_t counts = 0;  // better << 16 | copies
-#pragma unroll 1
+#pragma unroll 4
   for (int i = 0; i < C::kSamples; ++i) {
     const uint32_t x = key_of(v[i * C::kThreads]);
     counts += x > key ? 0x10000u : x == key ? 1u : 0u;
@@ -58,7 +66,7 @@ template <class C>
 __device__ __forceinline__ Ends sample_ends(const float* v, uint32_t low, uint32_t high, uint32_t heavy,
                                             FilterShared<C::kBins>& s) {
   Ends e{0xffffffffu, 0u};
-#pragma unroll 1
+#pragma unroll 4
   for (int i = 0; i < C::kSamples; ++i) {
     const uint32_t x = key_of(v[i * C::kThreads]);
     const bool in = x >= low && x <= high && x != heavy;
@@ -122,6 +130,9 @@ __device__ __forceinline__ Step look_closer(Bracket& b, SampleRanks rank, const 
   const uint32_t mode = s.sight == kLowest ? key_of(-kHuge) : heavy_key<C>(v, low, high, s);
   if (mode != 0) {
     const Split split = split_sample<C>(v, mode, s);
+    // But for the copies they are few and close together: bins need not be drawn anew.
+    const bool wide = (s.hi - s.lo) * (C::kBins / kNear) > s.top - s.bottom;
+    wanted = wide || s.sight == kLowest || s.inside - split.copies > few;
     const int32_t better = split.better, as_good = split.better + split.copies;
     // Undo the clipping: the ends stand for the infinities (should it be NaN, the plateau pass will say so).
     uint32_t key = mode >= key_of(kHuge) ? kKeyPlusInf : mode <= key_of(-kHuge) ? kKeyMinusInf : mode;

@@ -1,6 +1,7 @@
 // Host side of a launch: attributes of the kernels, workspaces, and the launch itself.
 //
-// Two units compile it, at the same time: module.cu the kernels for float32, module16.cu those for 16-bit scores.
+// Four units compile it, at the same time: module.cu the kernels for float32, but for those of a few rows, which
+// module_few.cu has; module_bfloat16.cu and module_float16.cu the others.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -63,8 +64,61 @@ cudaError_t launch(const Args& a, const LaunchShape& shape, const Device& device
   return cudaLaunchKernelEx(&config, kKernel, a);
 }
 
+// One kernel of a family (launch.h) on scores of type E.
+struct Choice {
+  int32_t kernel, cluster;
+};
+enum Family : int32_t { kManyRows, kFewRows };
+
+template <class E, Family kFamily, class F>
+bool with_kernel_of(int32_t kernel, F&& f) {
+  if constexpr (kFamily == kManyRows) {
+    return with_rows_kernel<E>(kernel, f);
+  } else {
+    return with_few_kernel<E>(kernel, f);
+  }
+}
+
+// Launches it; false where the family has no such kernel. `a` is filled for the launch.
+template <class E, Family kFamily>
+bool launch_kernel(Args& a, const Choice& choice, const Device& device, cudaStream_t stream, cudaError_t* e) {
+  return with_kernel_of<E, kFamily>(choice.kernel, [&](auto l) {
+    using L = decltype(l);
+    const LaunchShape shape = L::shape(a, choice.cluster, device.limits);
+    *e = shape.blocks == 0 ? cudaErrorInvalidValue : cudaSuccess;
+    if (*e == cudaSuccess && shape.workspace_bytes)
+      *e = workspace_of(device, stream, shape.workspace_bytes, &a.workspace);
+    if (*e == cudaSuccess) *e = launch<L::kernel, L::kMulti>(a, shape, device, stream);
+  });
+}
+
+// How many of its clusters, of choice.cluster blocks, the device can run at once; 0: none. False as above.
+template <class E, Family kFamily>
+bool count_clusters(Args& a, const Choice& choice, const Device& device, int* clusters) {
+  *clusters = 0;
+  return with_kernel_of<E, kFamily>(choice.kernel, [&](auto l) {
+    using L = decltype(l);
+    const LaunchShape shape = L::shape(a, choice.cluster, device.limits);
+    if (shape.blocks == 0 || shape.smem_bytes > device.limits.smem_per_block) return;
+    if (prepare<L::kernel, L::kMulti>(device) != cudaSuccess) return;
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned>(shape.cluster));
+    config.blockDim = dim3(shape.threads);
+    config.dynamicSmemBytes = shape.smem_bytes;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    if (cudaOccupancyMaxActiveClusters(clusters, L::kernel, &config) != cudaSuccess) {
+      cudaGetLastError();  // a size that the device refuses is an answer, not an error to leave behind
+      *clusters = 0;
+    }
+  });
+}
+
 template <class E>
-cudaError_t launch_select(const Args& given, int32_t kernel, int32_t cluster, bool by_score, const Device& device,
+cudaError_t launch_select(const Args& given, const Choice& wanted, bool by_score, const Device& device,
                           cudaStream_t stream) {
   Args a = given;
   if (by_score) {
@@ -72,18 +126,13 @@ cudaError_t launch_select(const Args& given, int32_t kernel, int32_t cluster, bo
     a.out_positions = nullptr;
     a.out_scores = nullptr;
   }
+  Choice choice = wanted;
   // More rows than a workspace has counters fill the device without it.
-  if (kernel == kSpread512 && a.rows > kTickets) kernel = kWhole512;
+  if (choice.kernel == kSpread512 && a.rows > kTickets) choice.kernel = kWhole512;
   cudaError_t e = cudaErrorInvalidValue;
-  with_kernel<E>(kernel, [&](auto l) {
-    using L = decltype(l);
-    const LaunchShape shape = L::shape(a, cluster, device.limits);
-    if (shape.workspace_bytes) {
-      e = workspace_of(device, stream, shape.workspace_bytes, &a.workspace);
-      if (e != cudaSuccess) return;
-    }
-    e = launch<L::kernel, L::kMulti>(a, shape, device, stream);
-  });
+  if (!launch_kernel<E, kManyRows>(a, choice, device, stream, &e)) {
+    launch_kernel<E, kFewRows>(a, choice, device, stream, &e);
+  }
   if (e != cudaSuccess || !by_score) return e;
   int32_t size = 1;
   while (size < given.k) size <<= 1;
@@ -91,7 +140,20 @@ cudaError_t launch_select(const Args& given, int32_t kernel, int32_t cluster, bo
   return launch<order_kernel<OrderConfig<E>>, false>(given, shape, device, stream);
 }
 
-extern template cudaError_t launch_select<BFloat16>(const Args&, int32_t, int32_t, bool, const Device&, cudaStream_t);
-extern template cudaError_t launch_select<Float16>(const Args&, int32_t, int32_t, bool, const Device&, cudaStream_t);
+// What a unit of its own has, and what others then know of it.
+#define DSA_FEW_ROWS(DECLARED, E)                                                                                     \
+  DECLARED template bool launch_kernel<E, kFewRows>(Args&, const Choice&, const Device&, cudaStream_t, cudaError_t*); \
+  DECLARED template bool count_clusters<E, kFewRows>(Args&, const Choice&, const Device&, int*)
+#define DSA_ALL_ROWS(DECLARED, E) \
+  DECLARED template cudaError_t launch_select<E>(const Args&, const Choice&, bool, const Device&, cudaStream_t)
+#ifndef DSA_FEW_ROWS_UNIT
+DSA_FEW_ROWS(extern, Float32);
+#endif
+#ifndef DSA_BFLOAT16_UNIT
+DSA_ALL_ROWS(extern, BFloat16);
+#endif
+#ifndef DSA_FLOAT16_UNIT
+DSA_ALL_ROWS(extern, Float16);
+#endif
 
 }  // namespace dsa

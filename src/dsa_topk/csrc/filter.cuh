@@ -23,15 +23,42 @@
 
 namespace dsa {
 
-// Asks for the first bytes of the slice, so that they are in L2 when the sample has told the bracket.
-template <class E>
-__device__ __forceinline__ void prefetch_head(const Args& a, const Row<E>& row, const Slice& slice) {
-  constexpr int32_t kSize = sizeof(typename E::Bits), kSixteen = 16 / kSize;
-  // Whole 16-byte units that lie inside the window: from the second unit of the slice on.
-  const int32_t first = (slice.first + E::kLoad) * 32 - slice.shift, end = slice.last * 32 - slice.shift;
-  const int32_t count = ((end < row.n ? end : row.n) - first) & ~(kSixteen - 1);
-  const int32_t bytes = count * kSize < a.prefetch ? count * kSize : a.prefetch;
-  if (bytes > 0) ptx::prefetch_l2(row.window + first, static_cast<uint32_t>(bytes));
+// Not for 16-bit scores, which wait for instructions and barriers and not for memory, nor for the shortest rows, which
+// are over too soon.
+template <class C>
+constexpr bool kLooksAhead = !C::kMulti && C::E::kLoad == 1 && C::kThreads * C::kSamples > 1024;
+
+// Whether the block whose place this one has taken asked for the row's head and sample.
+template <class C>
+__device__ __forceinline__ bool asked_before(const Args& a) {
+  return kLooksAhead<C> && a.prefetch > 0 && static_cast<int32_t>(blockIdx.x) >= a.ahead;
+}
+
+// Finds the row that will take this one's place, by one thread while the sample is on its way.
+template <class C>
+__device__ __forceinline__ void note_next(const Args& a, const Place<C>& at) {
+  at.s.next_n = 0;
+  if (a.prefetch <= 0 || at.index < a.ahead) return;
+  const Row<typename C::E> next(a, at.index - a.ahead);
+  at.s.next_n = next.n > a.k ? next.n : 0;
+  at.s.next_window = reinterpret_cast<uint64_t>(next.window);
+}
+
+// Asks for its sample and its head, while this row's results are put together.
+template <class C>
+__device__ __forceinline__ void prefetch_next(const Args& a, const Place<C>& at) {
+  using E = typename C::E;
+  const int32_t n = at.s.next_n;
+  if (n < kMinSampled) return;
+  const Row<E> next(reinterpret_cast<const typename E::Bits*>(at.s.next_window), n, 0);
+  using Pieces = SamplePieces<C>;
+  static_assert(Pieces::kAll <= C::kThreads, "one a thread");
+  if (threadIdx.x < Pieces::kAll) {
+    const int32_t quarter = Pieces::quarter(n);
+    ptx::prefetch_piece(next.window + Pieces::start(threadIdx.x >> 2, quarter, row_shift(next)) +
+                        static_cast<int32_t>(threadIdx.x & 3u) * quarter);
+  }
+  if (threadIdx.x == 0) prefetch_head(next, at.slice(next), a.prefetch);
 }
 
 // The fast path of a row; returns the step that finishes it where this could not.
@@ -54,15 +81,21 @@ __device__ __forceinline__ uint32_t fast_row(const Args& a) {
     if (kMulti) ptx::cluster_wait();
     return step(kExactly);
   }
-  const Slice slice = at.slice(row);
   at.note(row);
-  if (threadIdx.x == 0) prefetch_head(a, row, slice);
-  const Bracket b = sample_bracket<C>(a, row, slice.shift, s, sample_place<C>(a));
+  const Bracket b = sample_bracket<C>(a, row, row_shift(row), s, sample_place<C>(a), [&](bool late) {
+    if (threadIdx.x != 0) return;
+    if (late == (a.prefetch < 0) && !asked_before<C>(a)) prefetch_head(row, at.slice(row), a.prefetch);
+    if (kLooksAhead<C> && !late) note_next<C>(a, at);
+  });
   if (kMulti) ptx::cluster_wait();
   if (b.sight != kClear) return step(kCloser);
   Candidates<C> candidates(a, s, at.arena);
   const Tester<C> test(b.lo, b.hi);
-  const int entries = stream_filter<C>(row, slice, test, at.bitmap, candidates);
+  const Slice streamed = at.slice(row);
+  const int entries = stream_filter<C>(row, streamed, test, at.bitmap, candidates);
+  if (kLooksAhead<C>) prefetch_next<C>(a, at);
+  // Registers are short while a slice streams, for 16-bit scores too short to keep this.
+  const Slice slice = E::kLoad == 1 ? streamed : at.slice(at.noted());
   candidates.set_bracket(test.low(), test.high());
   Bracket bins;  // found only now: registers are short while a slice streams
   bins.lo = test.low();
@@ -76,7 +109,7 @@ __device__ __forceinline__ uint32_t fast_row(const Args& a) {
   if (t.need > 0) {
     const Found crossing = crossing_bin<C>(candidates, entries, top, scale, t.need);
     if (crossing.count > kTieCap) return crowded<C>(s, t, crossing, top, scale, entries);
-    take_ranked<C>(a, candidates, entries, top, scale, crossing, t.need - crossing.above, take);
+    take_best<C>(a, candidates, entries, top, scale, crossing, t.need - crossing.above, take);
   }
   return ask_emission<C>(s, t.lower, take.lower);
 }

@@ -13,15 +13,21 @@
 
 namespace dsa {
 
-// Threads, samples a thread, list entries a thread, blocks an SM, several blocks a row.
+// Threads, samples a thread, list entries a thread, blocks an SM, several blocks a row. 16-bit scores have two to an
+// entry and fewer to the slack: longer lists in the same memory.
+template <class E, int Threads, int Samples, int MinBlocks>
+using RowConfig = typename std::conditional<E::kLoad == 1, FilterConfig<E, Threads, Samples, 8, MinBlocks, false>,
+                                            FilterConfig<E, Threads, Samples, 12, MinBlocks, false, 512, 4>>::type;
 template <class E>
-using Row128 = FilterConfig<E, 128, 8, 8, 8, false>;
+using Row128 = RowConfig<E, 128, 8, 8>;
 template <class E>
-using Row128Deep = FilterConfig<E, 128, 16, 8, 8, false>;
+using Row128Deep = RowConfig<E, 128, 16, 8>;
 template <class E>
-using Row256 = FilterConfig<E, 256, 16, 8, 4, false>;
+using Row256Light = RowConfig<E, 256, 8, 4>;
 template <class E>
-using Row512Deep = FilterConfig<E, 512, 16, 8, 2, false>;
+using Row256 = RowConfig<E, 256, 16, 4>;
+template <class E>
+using Row512Deep = RowConfig<E, 512, 16, 2>;
 template <class E>
 using Cluster512 = FilterConfig<E, 512, 8, 8, 1, true>;
 // Threads, scores a thread, blocks an SM: rows of at most threads x scores (and the misalignment of their start).
@@ -53,24 +59,25 @@ using Spread512 = SplitConfig<E, 512, 16, 4, 1, false, true>;
 enum Kernel : int32_t {
   kRow128 = 0,
   kRow128Deep = 1,
-  kRow256 = 2,
-  kRow512Deep = 3,
-  kCluster512 = 4,
-  kHeld4K = 5,
-  kHeld8K = 6,
-  kHeld16K = 7,
-  kHeld16KTwin = 8,
-  kHeld32K = 9,
-  kSplit512 = 10,
-  kWhole512 = 11,
-  kWhole1024 = 12,
-  kSpread512 = 13,
-  kKernels = 14
+  kRow256Light = 2,
+  kRow256 = 3,
+  kRow512Deep = 4,
+  kCluster512 = 5,
+  kHeld4K = 6,
+  kHeld8K = 7,
+  kHeld16K = 8,
+  kHeld16KTwin = 9,
+  kHeld32K = 10,
+  kSplit512 = 11,
+  kWhole512 = 12,
+  kWhole1024 = 13,
+  kSpread512 = 14,
+  kKernels = 15
 };
 
 struct LaunchShape {
-  int32_t threads, cluster, smem_bytes;
-  int64_t blocks;
+  int32_t threads = 0, cluster = 0, smem_bytes = 0;
+  int64_t blocks = 0;  // 0: there is no such launch
   int64_t workspace_bytes = 0;
 };
 
@@ -78,13 +85,14 @@ struct Limits {  // of the device; what is here is an H200's
   int32_t smem_per_block = 227 * 1024, smem_per_sm = 228 * 1024, sms = 132;
 };
 
-// Fills the launch-dependent fields of `a` for a filter kernel and says how to launch it on a device that gives a block
-// `smem_limit` bytes of shared memory.
+// Fills the launch-dependent fields of `a` for a filter kernel and says how to launch it.
 template <class C>
-inline LaunchShape filter_shape(Args& a, int32_t cluster, int32_t smem_limit) {
+inline LaunchShape filter_shape(Args& a, int32_t cluster, const Limits& limits) {
   constexpr int64_t kUnit = 32 * C::E::kLoad;
   const int64_t units = (static_cast<int64_t>(a.width) + 2 * kUnit - 2) / kUnit;  // whatever the window's start
+  const int32_t smem_limit = limits.smem_per_block;
   a.cluster = C::kMulti ? cluster : 1;
+  a.ahead = limits.sms * C::kMinBlocks;
   a.region_cap = C::kMulti ? (cluster > 8 ? 1024 : 2048) : 0;
   const int64_t slice = (units + a.cluster - 1) / a.cluster * C::E::kLoad;
   const int32_t arena = C::kArenaBytes + a.cluster * a.region_cap * 8;
@@ -116,8 +124,10 @@ constexpr int32_t kSpreadCap = 4096;  // entries that a block of a spread row ca
 
 template <class C>
 inline LaunchShape split_shape(Args& a, int32_t cluster, const Limits& limits) {
+  // A cluster of one block would wait for what nobody sends; one block a row is the others' work.
+  if (C::kMulti && cluster < 2) return LaunchShape{};
   // The filter path that it falls back to comes first: fills the same fields.
-  const LaunchShape other = filter_shape<C>(a, cluster, limits.smem_per_block);
+  const LaunchShape other = filter_shape<C>(a, cluster, limits);
   // What one block can send: its whole list, or as much as large clusters have room for. Most of what a row lists may
   // lie in one block's slice.
   a.region_cap = C::kMulti ? (cluster > 8 ? 2688 : 4096) : 0;
@@ -140,7 +150,7 @@ template <class C>
 struct FilterLaunch {
   static constexpr bool kMulti = C::kMulti;
   static LaunchShape shape(Args& a, int32_t cluster, const Limits& limits) {
-    return filter_shape<C>(a, cluster, limits.smem_per_block);
+    return filter_shape<C>(a, cluster, limits);
   }
   static constexpr void (*kernel)(Args) = filter_kernel<C>;
 };
@@ -165,14 +175,22 @@ struct SplitLaunch {
 template <class E, class For32, class For16>
 using BySize = typename std::conditional<sizeof(typename E::Bits) == 4, For32, For16>::type;
 
-// Calls f(launch) with the launch that (kernel, dtype) name; false when there is none.
+// Calls f(launch) with the launch that (kernel, dtype) name; false when there is none. Two families: rows that fill the
+// device, and a few rows.
 template <class E, class F>
-inline bool with_kernel(int32_t kernel, F&& f) {
+inline bool with_rows_kernel(int32_t kernel, F&& f) {
   switch (kernel) {
     case kRow128: f(FilterLaunch<Row128<E>>{}); return true;
     case kRow128Deep: f(FilterLaunch<Row128Deep<E>>{}); return true;
+    case kRow256Light: f(FilterLaunch<BySize<E, Row256Light<E>, Row256<E>>>{}); return true;
     case kRow256: f(FilterLaunch<Row256<E>>{}); return true;
     case kRow512Deep: f(FilterLaunch<BySize<E, Row512Deep<E>, Row256<E>>>{}); return true;
+    default: return false;
+  }
+}
+template <class E, class F>
+inline bool with_few_kernel(int32_t kernel, F&& f) {
+  switch (kernel) {
     case kCluster512: f(BySize<E, FilterLaunch<Cluster512<E>>, SplitLaunch<Split512<E>>>{}); return true;
     case kHeld4K: f(ResidentLaunch<BySize<E, Held4K<E>, Held8K<E>>>{}); return true;
     case kHeld8K: f(ResidentLaunch<Held8K<E>>{}); return true;
@@ -185,6 +203,10 @@ inline bool with_kernel(int32_t kernel, F&& f) {
     case kSpread512: f(SplitLaunch<BySize<E, Spread512<E>, Whole1024<E>>>{}); return true;
     default: return false;
   }
+}
+template <class E, class F>
+inline bool with_kernel(int32_t kernel, F&& f) {
+  return with_rows_kernel<E>(kernel, f) || with_few_kernel<E>(kernel, f);
 }
 
 template <class F>

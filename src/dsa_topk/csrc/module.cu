@@ -1,4 +1,5 @@
-// The functions that Python calls through the TVM-FFI C ABI, and the kernels for float32 (module16.cu has the others).
+// The functions that Python calls through the TVM-FFI C ABI, and the kernels for many rows of float32 (dispatch.h says
+// where the others are).
 //
 //   select(scores, lengths, row_starts, out_offsets, page_table, row_to_batch, page_table_starts, out, out_positions,
 //          out_scores, counters, k, form, page_size, largest, by_score, kernel, cluster, margin, prefetch)
@@ -219,11 +220,10 @@ int select(const TVMFFIAny* v, int32_t n) {
   cudaError_t e = device_facts(device, &facts);
   if (e != cudaSuccess) return fail(e, "asking for the device's limits");
   const auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device));
-  const auto kernel = static_cast<int32_t>(v[16].v_int64), cluster = static_cast<int32_t>(v[17].v_int64);
+  const Choice choice{static_cast<int32_t>(v[16].v_int64), static_cast<int32_t>(v[17].v_int64)};
   e = cudaErrorInvalidValue;
-  with_element(dtype, [&](auto element) {
-    e = launch_select<decltype(element)>(a, kernel, cluster, v[15].v_int64 != 0, facts, stream);
-  });
+  with_element(
+      dtype, [&](auto element) { e = launch_select<decltype(element)>(a, choice, v[15].v_int64 != 0, facts, stream); });
   return e == cudaSuccess ? 0 : fail(e, "the launch");
 }
 
@@ -234,34 +234,17 @@ int probe(const TVMFFIAny* v, int32_t n, TVMFFIAny* result) {
   }
   DeviceGuard guard(static_cast<int>(v[0].v_int64));
   if (guard.error != cudaSuccess) return fail(guard.error, "selecting the device");
-  int clusters = 0;
   Device facts;
-  cudaError_t e = device_facts(static_cast<int>(v[0].v_int64), &facts);
+  const cudaError_t e = device_facts(static_cast<int>(v[0].v_int64), &facts);
   if (e != cudaSuccess) return fail(e, "asking for the device's limits");
-  e = cudaErrorInvalidValue;
-  with_kernel<Float32>(static_cast<int32_t>(v[1].v_int64), [&](auto l) {
-    using L = decltype(l);
-    Args a = {};
-    a.rows = 1;
-    a.width = static_cast<int32_t>(v[3].v_int64);
-    a.k = static_cast<int32_t>(v[4].v_int64);
-    const LaunchShape shape = L::shape(a, static_cast<int32_t>(v[2].v_int64), facts.limits);
-    e = shape.smem_bytes > facts.limits.smem_per_block ? cudaErrorInvalidValue : prepare<L::kernel, L::kMulti>(facts);
-    if (e != cudaSuccess) return;
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
-    cudaLaunchConfig_t config_ = {};
-    config_.gridDim = dim3(static_cast<unsigned>(shape.cluster));
-    config_.blockDim = dim3(shape.threads);
-    config_.dynamicSmemBytes = shape.smem_bytes;
-    config_.attrs = &attribute;
-    config_.numAttrs = 1;
-    e = cudaOccupancyMaxActiveClusters(&clusters, L::kernel, &config_);
-  });
-  if (e != cudaSuccess) {
-    cudaGetLastError();  // a size that the device refuses is an answer, not an error to leave behind
-    clusters = 0;
+  Args a = {};
+  a.rows = 1;
+  a.width = static_cast<int32_t>(v[3].v_int64);
+  a.k = static_cast<int32_t>(v[4].v_int64);
+  const Choice choice{static_cast<int32_t>(v[1].v_int64), static_cast<int32_t>(v[2].v_int64)};
+  int clusters = 0;
+  if (!count_clusters<Float32, kManyRows>(a, choice, facts, &clusters)) {
+    count_clusters<Float32, kFewRows>(a, choice, facts, &clusters);
   }
   result->type_index = kTVMFFIInt;
   result->v_int64 = clusters;

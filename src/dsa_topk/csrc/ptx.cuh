@@ -321,6 +321,69 @@ __device__ __forceinline__ void filter_pair(uint32_t x, uint32_t lo, uint32_t hi
 #endif
 }
 
+// filter_pair for four loads, `kPlaces` apart, with masks instead of ballots: all bits of a half where its score is
+// above hi.
+template <bool kBFloat, int kStride, int kPlaces>
+__device__ __forceinline__ void filter_four_pairs(const uint32_t* x, uint32_t lo, uint32_t hi, uint32_t tag,
+                                                  uint32_t& cursor, uint32_t (&above)[4]) {
+#if __CUDA_ARCH__ >= 900
+#define DSA_FILTER(TYPE, ABOVE, X, TAG)     \
+  " set.gt.u32." TYPE " " ABOVE ", " X      \
+  ", %10;\n"                                \
+  " set.ge.u32." TYPE " m, " X              \
+  ", %9;\n"                                 \
+  " setp.ne.u32 q, m, " ABOVE               \
+  ";\n"                                     \
+  " @q st.shared.v2.b32 [%4], {" X ", " TAG \
+  "};\n"                                    \
+  " @q add.u32 %4, %4, %12;\n"
+#define DSA_FILTER_FOUR(TYPE) \
+  asm volatile(                                                                                                       \
+      "{\n .reg .pred q;\n .reg .b32 t, m;\n" DSA_FILTER(TYPE, "%0", "%5", "%11")                                    \
+      " add.u32 t, %11, %13;\n" DSA_FILTER(TYPE, "%1", "%6", "t")                                                     \
+      " add.u32 t, %11, %14;\n" DSA_FILTER(TYPE, "%2", "%7", "t")                                                     \
+      " add.u32 t, %11, %15;\n" DSA_FILTER(TYPE, "%3", "%8", "t") "}"                                                 \
+      : "=&r"(above[0]), "=&r"(above[1]), "=&r"(above[2]), "=&r"(above[3]), "+r"(cursor)                              \
+      : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(lo), "r"(hi), "r"(tag), "n"(kStride), "n"(kPlaces),           \
+        "n"(2 * kPlaces), "n"(3 * kPlaces)                                                                            \
+      : "memory")
+  if (kBFloat) {
+    DSA_FILTER_FOUR("bf16x2");
+  } else {
+    DSA_FILTER_FOUR("f16x2");
+  }
+#undef DSA_FILTER_FOUR
+#undef DSA_FILTER
+#else
+  const auto value = [](uint32_t h) { return kBFloat ? __uint_as_float(h << 16) : half_to_float(h & 0xffffu); };
+  const float low = value(lo & 0xffffu), high = value(hi & 0xffffu);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float x0 = value(x[i] & 0xffffu), x1 = value(x[i] >> 16);
+    above[i] = (x0 > high ? 0xffffu : 0u) | (x1 > high ? 0xffff0000u : 0u);
+    const bool in = (x0 >= low && !(x0 > high)) || (x1 >= low && !(x1 > high));
+    asm volatile(
+        "{\n .reg .pred p;\n setp.ne.u32 p, %4, 0;\n"
+        " @p st.shared.v2.b32 [%0], {%1, %2};\n @p add.u32 %0, %0, %3;\n}"
+        : "+r"(cursor)
+        : "r"(x[i]), "r"(tag + i * kPlaces), "n"(kStride), "r"(static_cast<uint32_t>(in))
+        : "memory");
+  }
+#endif
+}
+
+// Bytes of x (0 to 3) and y (4 to 7), chosen by the digits of `which` from the lowest one up.
+__device__ __forceinline__ uint32_t select_bytes(uint32_t x, uint32_t y, uint32_t which) {
+  return __byte_perm(x, y, which);
+}
+
+// All bits of each half as its highest one.
+__device__ __forceinline__ uint32_t sign_halves(uint32_t x) {
+  uint32_t signs;
+  asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(signs) : "r"(x));
+  return signs;
+}
+
 // The nearest float16 that is not below (above) x.
 __device__ __forceinline__ uint32_t half_up(float x) {
   uint16_t h;
@@ -339,6 +402,11 @@ __device__ __forceinline__ const T& opaque(const T& x) {
   const T* p = &x;
   asm volatile("" : "+l"(p));
   return *p;
+}
+
+// Asks for the 64 bytes at `p`, a multiple of that, to come to L2.
+__device__ __forceinline__ void prefetch_piece(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];\n prefetch.global.L2 [%0 + 32];" ::"l"(p));
 }
 
 // Asks for the next `bytes` (a multiple of 16) of global memory at `p` (16-byte aligned) to come to L2.
@@ -470,6 +538,25 @@ inline void filter_pair(uint32_t x, uint32_t lo, uint32_t hi, uint32_t tag, uint
     cursor += kStride;
   }
 }
+template <bool kBFloat, int kStride, int kPlaces>
+inline void filter_four_pairs(const uint32_t* x, uint32_t lo, uint32_t hi, uint32_t tag, uint32_t& cursor,
+                              uint32_t (&above)[4]) {
+  const int lane = threadIdx.x & 31;
+  for (int i = 0; i < 4; ++i) {
+    uint32_t even, odd;
+    filter_pair<kBFloat, kStride>(x[i], lo, hi, tag + i * kPlaces, cursor, even, odd);
+    above[i] = (even >> lane & 1u) * 0xffffu | (odd >> lane & 1u) * 0xffff0000u;
+  }
+}
+inline uint32_t select_bytes(uint32_t x, uint32_t y, uint32_t which) {
+  uint32_t bytes = 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t from = which >> 4 * i & 7u;
+    bytes |= ((from < 4 ? x >> 8 * from : y >> 8 * (from - 4)) & 0xffu) << 8 * i;
+  }
+  return bytes;
+}
+inline uint32_t sign_halves(uint32_t x) { return (x >> 15 & 1u) * 0xffffu | (x >> 31) * 0xffff0000u; }
 // The largest float16 in magnitude that is not beyond x, and the next one where that is to be passed.
 inline uint32_t half_toward(float x, bool away) {
   const uint32_t sign = x < 0.0f ? 0x8000u : 0u;
@@ -491,7 +578,8 @@ template <class T>
 inline const T& opaque(const T& x) {
   return x;
 }
-inline void prefetch_l2(const void*, uint32_t) {}
+inline void prefetch_l2(const void* p, uint32_t bytes) { cpu::bulk_prefetch(p, bytes); }
+inline void prefetch_piece(const void* p) { cpu::bulk_prefetch(p, 64); }
 
 #endif  // DSA_EMULATE
 

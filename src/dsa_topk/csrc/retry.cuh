@@ -20,6 +20,8 @@
 
 namespace dsa {
 
+constexpr int32_t kCloserPrefetch = 32768;  // bytes
+
 // Moves the bracket to the side where the k-th score must be, above `key` or below it: what is left of it on that side,
 // else as much again (a miss is a near miss). False: no floats are left there.
 __device__ __forceinline__ bool move_bracket(Bracket& b, float bottom, float top, uint32_t key, bool above) {
@@ -51,7 +53,8 @@ __device__ __forceinline__ uint32_t closer_step(const Args& args) {
   const Args& a = ptx::opaque(args);  // else the compiler keeps what all steps need in registers
   const Place<C> at(a);
   Bracket b;
-  const auto row = at.row();
+  const auto row = at.noted();
+  if (threadIdx.x == 0) prefetch_head(row, at.slice(row), kCloserPrefetch);  // the look takes a while
   const SampleRanks rank(C::kThreads * C::kSamples, a.k, row.n, a.margin);
   const Step pass = look_closer<C>(b, rank, sample_place<C>(a), around_fits<C>(row), at.s);
   return ask_pass(at.s, b, kFast, pass);
@@ -68,7 +71,7 @@ __device__ __forceinline__ uint32_t pass_step(const Args& args) {
   for (int i = threadIdx.x; i < C::kBins; i += C::kThreads) s.hist[i] = 0;  // the pass before may have counted
   __syncthreads();
   Candidates<C> candidates(a, s, at.arena);
-  const auto row = at.row();
+  const auto row = at.noted();
   const Slice slice = at.slice(row);
   const Tester<C> test(s.lo, s.hi);
   const int entries = stream_filter<C, 4>(row, slice, test, at.bitmap, candidates);
@@ -104,10 +107,10 @@ __device__ __forceinline__ uint32_t choose_step(const Args& args, int entries) {
     }
     return step(kCrowd, entries);
   }
-  const auto row = at.row();
+  const auto row = at.noted();
   const Slice slice = at.slice(row);
   Taker<C> take{at.bitmap, slice.first, slice.last, 0};
-  if (need > 0) take_ranked<C>(a, candidates, entries, top, scale, crossing, need - crossing.above, take);
+  if (need > 0) take_best<C>(a, candidates, entries, top, scale, crossing, need - crossing.above, take);
   return ask_emission<C>(s, c.lower, take.lower);
 }
 
@@ -127,7 +130,7 @@ template <class C>
 __device__ __forceinline__ uint32_t heavy_step(const Args& args) {
   const Args& a = ptx::opaque(args);  // else the compiler keeps what all steps need in registers
   const Place<C> at(a);
-  const auto row = at.row();
+  const auto row = at.noted();
   ptx::row_sync<C::kMulti>();  // what the step before left in shared memory was written, and read everywhere
   // The equal bits take the place of the lists: the same answer in every block.
   if (slice_words(row, at.blocks) * 4 > a.arena_bytes) return step(kExactly);
@@ -175,7 +178,7 @@ __device__ __forceinline__ uint32_t settle_step(const Args& args) {
   uint32_t low = clamp_key(key_of(at.s.lo)), high = clamp_key(key_of(at.s.hi));
   bool done;
   do {
-    const auto row = at.row();  // found anew: registers are short
+    const auto row = at.noted();  // found anew: registers are short
     done = count_keys<C>(a, row, at.slice(row), low, high, counts, at.s.wa, at.s.found);
   } while (!done);
   if (low == high) return ask_plateau(at.s, low, kCounted);
@@ -194,7 +197,7 @@ __device__ __forceinline__ uint32_t crowd_step(const Args& args, int entries) {
   const Crowd& c = at.s.crowd;
   uint32_t lower;
   {
-    const auto row = at.row();
+    const auto row = at.noted();
     const Slice slice = at.slice(row);
     Candidates<C> candidates(a, at.s, at.arena);
     candidates.set_bracket(at.s.lo, at.s.hi);

@@ -81,6 +81,17 @@ struct Place {
   __device__ __forceinline__ Slice slice(const Row<E>& r) const { return slice_of(r, blocks, rank); }
 };
 
+// Asks for the first `most` bytes of a slice (whatever the sign; launch.h's args say what it means).
+template <class E>
+__device__ __forceinline__ void prefetch_head(const Row<E>& row, const Slice& slice, int32_t most) {
+  constexpr int32_t kSize = sizeof(typename E::Bits), kSixteen = 16 / kSize;
+  // Whole 16-byte units that lie inside the window: from the second unit of the slice on.
+  const int32_t first = (slice.first + E::kLoad) * 32 - slice.shift, end = slice.last * 32 - slice.shift;
+  const int32_t count = ((end < row.n ? end : row.n) - first) & ~(kSixteen - 1);
+  const int32_t wanted = most < 0 ? -most : most, bytes = count < wanted / kSize ? count * kSize : wanted;
+  if (bytes > 0) ptx::prefetch_l2(row.window + first, static_cast<uint32_t>(bytes));
+}
+
 // Asks for a filtered pass of the bracket, after which the row counts as served by this path.
 template <class S>
 __device__ __forceinline__ uint32_t ask_pass(S& s, const Bracket& b, Path path, Step pass = kPass) {

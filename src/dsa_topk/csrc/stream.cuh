@@ -1,5 +1,7 @@
 // One pass over a block's slice: sure winners to the bitmap, candidates to the lists.
 #pragma once
+#include <type_traits>
+
 #include "config.cuh"
 
 namespace dsa {
@@ -14,6 +16,8 @@ __device__ __forceinline__ int stream_filter(const Row<typename C::E>& row, cons
   using E = typename C::E;
   constexpr int kThreads = C::kThreads, kWarps = C::kWarps, kStep = C::kThreads * 8, kLoad = E::kLoad;
   constexpr int kUnit = 32 * kLoad;  // places of a unit
+  static_assert(kBatch == 4 || kBatch == 8, "four loads are tested together");
+  constexpr int kCheck = kBatch < C::kSlack ? kBatch : C::kSlack;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
   const uint32_t start = ptx::smem_address(lists.own);
   const uint32_t full = start + C::kList * kStep;
@@ -45,16 +49,29 @@ __device__ __forceinline__ int stream_filter(const Row<typename C::E>& row, cons
 #pragma unroll
     for (int u = 0; u < kBatch; ++u) v[u] = ahead + u < left ? ptx::ld_stream(at + (ahead + u) * kThreads) : E::kNaNs;
   };
-  const auto filter = [&](const uint32_t (&v)[kBatch], bool whole) {
-#pragma unroll
-    for (int u = 0; u < kBatch; ++u) {
-      test(v[u], place + u * kThreads * kLoad, cursor, words + u * kWarps * kLoad, lane == 0 && (whole || u < left));
-    }
-    spill();
+  uint32_t marks = 0;  // of 16-bit scores (tester.cuh), in groups of two batches
+  const auto filter = [&](const uint32_t (&v)[kBatch], auto second, bool whole) {
+    constexpr int kFirst = decltype(second)::value ? kBatch : 0;
+    const auto part = [&](auto u) {
+      constexpr int kU = decltype(u)::value;
+      test.template four<kFirst + kU>(v + kU, place + kU * kThreads * kLoad, cursor, words + kU * kWarps * kLoad,
+                                      lane == 0 ? (whole ? 4 : left - kU) : 0, marks);
+      if ((kU + 4) % kCheck == 0) spill();
+    };
+    part(std::integral_constant<int, 0>());
+    if constexpr (kBatch == 8) part(std::integral_constant<int, 4>());
     at += kBatch * kThreads;
     words += kBatch * kWarps * kLoad;
     place += kBatch * kThreads * kLoad;
     left -= kBatch;
+  };
+  // Ends a group of `units` units, the first of which has the words at `to`.
+  const auto flush = [&](uint32_t* to, int units) {
+    if constexpr (kLoad == 2) {
+      const uint32_t ballot = transpose_bits(marks, lane);  // of the even places in the lower half warp, else the odd
+      marks = 0;
+      if ((lane & 15) < units) to[(lane & 15) * kWarps * 2 + (lane >> 4)] = ballot;
+    }
   };
   const auto reload = [&](uint32_t (&v)[kBatch]) {  // the batch after the next one
     if (left >= 2 * kBatch) {
@@ -66,23 +83,32 @@ __device__ __forceinline__ int stream_filter(const Row<typename C::E>& row, cons
   };
   load(x, 0);
   load(y, kBatch);
+  const std::false_type first_batch;
+  const std::true_type second_batch;
   bool partial_in_y = false;
 #pragma unroll 1
   while (left >= kBatch) {
-    filter(x, true);
+    filter(x, first_batch, true);
     reload(x);
     partial_in_y = left < kBatch;
     if (partial_in_y) break;
-    filter(y, true);
+    filter(y, second_batch, true);
     reload(y);
+    flush(words - 2 * kBatch * kWarps * kLoad, 2 * kBatch);
   }
+  const int32_t whole = partial_in_y ? kBatch : 0, ending = whole + (left > 0 ? left : 0);
+  uint32_t* group = words - whole * kWarps * kLoad;
   if (left > 0) {
+    const uint32_t before = marks;
+    marks = 0;
     if (partial_in_y) {
 #pragma unroll
       for (int u = 0; u < kBatch; ++u) x[u] = y[u];
     }
-    filter(x, false);
+    filter(x, first_batch, false);
+    marks = before | marks << whole;
   }
+  if (ending > 0) flush(group, ending);
   // The partial first and last units of the row.
   const auto edge = [&](int32_t unit) {
     uint32_t v = E::kNaNs;
@@ -94,7 +120,7 @@ __device__ __forceinline__ int stream_filter(const Row<typename C::E>& row, cons
         v = kLoad == 1 ? bits : i == 0 ? (v & 0xffff0000u) | bits : (v & 0xffffu) | bits << 16;
       }
     }
-    test(v, static_cast<uint32_t>(unit * kUnit + lane * kLoad), cursor, bitmap + (unit - begin) * kLoad, lane == 0);
+    test.one(v, static_cast<uint32_t>(unit * kUnit + lane * kLoad), cursor, bitmap + (unit - begin) * kLoad, lane == 0);
   };
   const int32_t units = (slice.shift + row.n + kUnit - 1) / kUnit;
   if (warp == 0 && head == 1 && begin == 0 && end > 0) edge(0);

@@ -24,20 +24,27 @@ struct Tally {
 };
 
 // Counts sure winners and candidates of the row, and the candidates by bin: at once where they are all this block's;
-// with kMulti they go to all blocks of the row first, and crossing_bin counts them.
-template <class C>
+// with kMulti they go to all blocks of the row first, and crossing_bin counts them. Calls also(e) for each of this
+// block's candidates where it counts it (not with kMulti, nor for exact bins).
+struct Nothing {
+  __device__ __forceinline__ void operator()(const Entry&) const {}
+};
+template <class C, class F = Nothing>
 __device__ __forceinline__ Tally tally(const Args& a, FilterShared<C::kBins>& s, const Candidates<C>& lists,
                                        int entries, float top, float scale, uint32_t rank, const uint32_t* bitmap,
-                                       int32_t words) {
+                                       int32_t words, F also = F()) {
   constexpr int kThreads = C::kThreads;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
   uint32_t inclusive = 0, found = 0;
   if (C::kMulti) {
     inclusive = warp_inclusive_sum(static_cast<uint32_t>(entries), lane);
     if (lane == 31) s.wc[warp] = inclusive;
+  } else if (lists.exact) {
+    lists.each_own_entry(entries, [&](const Entry& e, Entry* at) { found += lists.bin_pair(e, at); });
   } else {
     lists.each_own(entries, [&](const Entry& e) {
       count_in_bin<C>(s, e, top, scale);
+      also(e);
       ++found;
     });
   }
@@ -79,9 +86,12 @@ __device__ __forceinline__ Tally tally(const Args& a, FilterShared<C::kBins>& s,
     t.need = a.k - static_cast<int32_t>(all);
   } else {
     t.full = spilled > C::kSpill;
-    if (!t.full) {
+    if (!t.full && lists.exact) {
+      lists.each_spilled_entry([&](const Entry& e, Entry* at) { found += lists.bin_pair(e, at); });
+    } else if (!t.full) {
       lists.each_spilled([&](const Entry& e) {
         count_in_bin<C>(s, e, top, scale);
+        also(e);
         ++found;
       });
     }

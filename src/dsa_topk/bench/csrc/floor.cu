@@ -15,15 +15,6 @@ __device__ __forceinline__ uint4 load_streaming(const uint4* address) {
   return v;
 }
 
-struct Windows {
-  const char* base;    // first byte of row 0
-  int64_t row_bytes;   // distance of two rows
-  const int* starts;   // first column of each row's window; null: 0
-  const int* lengths;  // columns of each row's window
-  int element_bytes;   // 2 or 4
-  int splits;          // blocks per row
-};
-
 __device__ __forceinline__ unsigned folded(uint4 v) { return v.x ^ v.y ^ v.z ^ v.w; }
 
 __device__ __forceinline__ unsigned fold_warp(unsigned fold) {
@@ -35,30 +26,33 @@ __device__ __forceinline__ unsigned fold_warp(unsigned fold) {
 // One block reads the part `blockIdx.x % splits` of a row's window and folds all its words into one with XOR: the
 // cheapest fold (three inputs an instruction) that keeps every load alive, for any element type. One word per block is
 // written, as by a maximum over the part.
-template <int kThreads, int kUnroll>
-__global__ void __launch_bounds__(kThreads) read_windows(const Windows w, unsigned* __restrict__ sink) {
-  const int row = blockIdx.x / w.splits, part = blockIdx.x % w.splits, thread = threadIdx.x;
-  const int64_t bytes = int64_t(w.lengths[row]) * w.element_bytes;
-  const char* window = w.base + row * w.row_bytes + (w.starts ? int64_t(w.starts[row]) * w.element_bytes : 0);
-  // 16-byte loads need 16-byte addresses: the ragged ends (at most 15 bytes each) are read element by element.
-  int64_t head = -reinterpret_cast<intptr_t>(window) & 15;
-  if (head > bytes) head = bytes;
-  const int vectors = int((bytes - head) / 16);  // fits: a row has less than 2^31 elements
+//
+// A small read is a chain of dependent instructions, so these count: sizes are 32-bit numbers of elements, and the two
+// divisions share their divisor.
+template <class Element, int kThreads, int kUnroll>
+__global__ void __launch_bounds__(kThreads)
+    read_windows(const Element* __restrict__ base, int64_t row_stride, const int* __restrict__ starts,
+                 const int* __restrict__ lengths, unsigned splits, unsigned* __restrict__ sink) {
+  constexpr int kSize = sizeof(Element), kVector = 16 / kSize;
+  const unsigned row = blockIdx.x / splits, part = blockIdx.x - row * splits;
+  const int thread = threadIdx.x, n = lengths[row];
+  const Element* window = base + row * row_stride + (starts ? starts[row] : 0);
+  // 16-byte loads need 16-byte addresses: the ragged ends (less than a vector each) are read element by element, by two
+  // warps, which do not wait for them before the body's loads are under way.
+  const int misaligned = static_cast<int>(-reinterpret_cast<intptr_t>(window) & 15) / kSize;
+  const int head = misaligned < n ? misaligned : n, vectors = (n - head) / kVector;
   unsigned fold = 0;
   if (part == 0) {
-    auto element = [&](int64_t at) -> unsigned {
-      return w.element_bytes == 4 ? *reinterpret_cast<const unsigned*>(window + at)
-                                  : *reinterpret_cast<const unsigned short*>(window + at);
-    };
-    const int64_t at = int64_t(thread) * w.element_bytes, tail = head + int64_t(vectors) * 16 + at;
-    if (at < head) fold ^= element(at);
-    if (tail < bytes) fold ^= element(tail);
+    const int tail = head + vectors * kVector + thread - 32;
+    if (thread < head) fold = window[thread];
+    if (thread >= 32 && tail < n) fold = window[tail];
   }
   // Parts are whole 128-byte lines, so that no line is asked for by two blocks.
-  const int share = ((vectors + w.splits - 1) / w.splits + 7) & ~7;
-  const int end = min(vectors, (part + 1) * share);
+  const int share = static_cast<int>((static_cast<unsigned>(vectors) + splits - 1) / splits + 7) & ~7;
+  const int begin = static_cast<int>(part) * share, end = min(vectors, begin + share);
   const uint4* body = reinterpret_cast<const uint4*>(window + head);
-  int i = part * share + thread;
+  int i = begin + thread;
+#pragma unroll 4  // loads of the next turn are under way while the last one's are folded
   for (; i + (kUnroll - 1) * kThreads < end; i += kUnroll * kThreads) {
     uint4 v[kUnroll];
 #pragma unroll
@@ -66,10 +60,14 @@ __global__ void __launch_bounds__(kThreads) read_windows(const Windows w, unsign
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) fold ^= folded(v[u]);
   }
-  uint4 rest[kUnroll] = {};
+  uint4 rest[kUnroll];
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
-    if (i + u * kThreads < end) rest[u] = load_streaming(body + i + u * kThreads);
+    if (i + u * kThreads < end) {
+      rest[u] = load_streaming(body + i + u * kThreads);
+    } else {
+      rest[u] = uint4{0, 0, 0, 0};
+    }
   }
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) fold ^= folded(rest[u]);
@@ -84,18 +82,15 @@ __global__ void __launch_bounds__(kThreads) read_windows(const Windows w, unsign
   }
 }
 
-}  // namespace
-
-// Returns a cudaError_t, or -1 when no kernel of that shape is compiled. `sink` has rows * splits words.
-extern "C" __attribute__((visibility("default"))) int dsa_floor_read(const void* base, int64_t row_bytes,
-                                                                     const int* starts, const int* lengths, int rows,
-                                                                     int element_bytes, int splits, int threads,
-                                                                     int unroll, unsigned* sink, cudaStream_t stream) {
-  const Windows windows{static_cast<const char*>(base), row_bytes, starts, lengths, element_bytes, splits};
-#define SHAPE(T, U)                                                     \
-  if (threads == T && unroll == U) {                                    \
-    read_windows<T, U><<<rows * splits, T, 0, stream>>>(windows, sink); \
-    return cudaGetLastError();                                          \
+template <class Element>
+int launch(const void* base, int64_t row_bytes, const int* starts, const int* lengths, int rows, int splits,
+           int threads, int unroll, unsigned* sink, cudaStream_t stream) {
+  const auto* first = static_cast<const Element*>(base);
+  const int64_t stride = row_bytes / static_cast<int64_t>(sizeof(Element));
+#define SHAPE(T, U)                                                                                             \
+  if (threads == T && unroll == U) {                                                                            \
+    read_windows<Element, T, U><<<rows * splits, T, 0, stream>>>(first, stride, starts, lengths, splits, sink); \
+    return cudaGetLastError();                                                                                  \
   }
   SHAPE(128, 4);
   SHAPE(256, 4);
@@ -105,4 +100,17 @@ extern "C" __attribute__((visibility("default"))) int dsa_floor_read(const void*
   SHAPE(1024, 4);
 #undef SHAPE
   return -1;
+}
+
+}  // namespace
+
+// `row_bytes`: distance of two rows; `starts`: first column of each row's window (null: 0), `lengths`: its columns;
+// `element_bytes`: 2 or 4; `splits`: blocks a row; `sink` has rows * splits words. Returns a cudaError_t, or -1 when no
+// kernel of that shape is compiled.
+extern "C" __attribute__((visibility("default"))) int dsa_floor_read(const void* base, int64_t row_bytes,
+                                                                     const int* starts, const int* lengths, int rows,
+                                                                     int element_bytes, int splits, int threads,
+                                                                     int unroll, unsigned* sink, cudaStream_t stream) {
+  return (element_bytes == 4 ? launch<uint32_t> : launch<uint16_t>)(base, row_bytes, starts, lengths, rows, splits,
+                                                                    threads, unroll, sink, stream);
 }
