@@ -408,6 +408,7 @@ def test_both_ways_launch_the_same(form: str, starts: bool, monkeypatch: pytest.
 
         is_cuda, device, shape = True, torch.device("cuda", 0), (R, N)
         stride, data_ptr, get_device = lambda _, i: 4 * N, lambda _: 4096, lambda _: 0
+        dtype, element_size = torch.float32, lambda _: 4
 
     seen: list[tuple[Any, ...]] = []
     limits = _plan.DeviceLimits(sms=132, smem_per_block=232448)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import dsa_topk
 from dsa_topk import _plan
 from dsa_topk.testing import CallShape, distributions, recorded
 from emulator.decode_cases import SHARES, beyond
@@ -283,6 +284,21 @@ assert was_busy, (
     "nothing was tested"
 )
 """
+
+
+@on_gpu
+def test_a_cluster_of_one_block_is_refused() -> None:
+    """It would wait for what nobody sends."""
+    from dsa_topk.backends import cuda
+
+    scores = torch.randn(2, 65536, device=GPU)
+    out = torch.full((2, K), -7, dtype=torch.int32, device=GPU)
+    with (
+        cuda.use_plan(_plan.Plan("Split512", 1, 4.5)),
+        pytest.raises(RuntimeError, match="the launch"),
+    ):
+        dsa_topk.topk_positions(scores, None, K, out=out, backend="cuda")
+    assert torch.all(out == -7)
 
 
 @on_gpu

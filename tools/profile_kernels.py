@@ -5,8 +5,8 @@
         --section MemoryWorkloadAnalysis --section LaunchStats python tools/profile_kernels.py > ncu.csv
     python tools/profile_kernels.py --table ncu.csv    # Markdown, for docs/kernel-notes.md
 
-Needs a GPU and a machine that lets ncu read its counters. Scores are normal, k = 2048, float32; decode goes through a
-page table of 64 scores a page, prefill is ragged with windows that grow from half to full.
+Needs a GPU and a machine that lets ncu read its counters. Scores are normal, k = 2048, float32, at the end bfloat16;
+decode goes through a page table of 64 scores a page, prefill is ragged with windows that grow from half to full.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from pathlib import Path
 # Kernel, blocks a row, rows, width.
 LAUNCHES = (
     ("Row128", 1, 4096, 8192),
-    ("Row128Deep", 1, 4096, 16384),
-    ("Row256", 1, 4096, 65536),
+    ("Row128Deep", 1, 4096, 32768),
+    ("Row256Light", 1, 4096, 65536),
+    ("Row256", 1, 4096, 131072),
     ("Row512Deep", 1, 1024, 131072),
     ("Cluster512", 16, 4, 131072),
     ("Held4K", 1, 64, 4096),
@@ -33,6 +34,7 @@ LAUNCHES = (
     ("Whole1024", 1, 128, 131072),
     ("Spread512", 16, 1, 131072),
 )
+LAUNCHES_16 = (("Row128Deep", 1, 1024, 32768), ("Row128Deep", 1, 4096, 32768), ("Row256", 1, 4096, 65536))  # bfloat16
 # Column of the table: metric of ncu's raw page.
 METRICS = {
     "us": "gpu__time_duration.sum",
@@ -56,9 +58,10 @@ def run() -> None:
     from dsa_topk.backends import cuda
 
     k = 2048
-    for kernel, cluster, rows, width in LAUNCHES:
-        scores = torch.randn(rows, width, device="cuda")
-        plan = _plan.choose(rows, width, k, cuda._load(0)[1])
+
+    def launch(kernel: str, cluster: int, rows: int, width: int, dtype: torch.dtype) -> None:
+        scores = torch.randn(rows, width, device="cuda").to(dtype)
+        plan = _plan.choose(rows, width, k, cuda._load(0)[1], element_bytes=dtype.itemsize)
         with cuda.use_plan(_plan.Plan(kernel, cluster, plan.margin, plan.prefetch if kernel.startswith("Row") else 0)):
             if kernel.startswith("Row"):
                 lengths = (width // 2 + torch.arange(rows, device="cuda") * (width // 2) // rows).int()
@@ -67,7 +70,12 @@ def run() -> None:
                 table = torch.randperm(width // 64, device="cuda").int().expand(rows, -1)
                 lengths = torch.full((rows,), width, dtype=torch.int32, device="cuda")
                 topk_paged(scores, lengths, k, page_table=table, page_size=64, backend="cuda")
+
+    for launched in LAUNCHES:
+        launch(*launched, torch.float32)
     topk_positions(torch.randn(64, 8192, device="cuda"), None, k, order="score", backend="cuda")
+    for launched in LAUNCHES_16:
+        launch(*launched, torch.bfloat16)
     torch.cuda.synchronize()
 
 
@@ -78,6 +86,7 @@ def table(path: Path) -> str:
     rows = list(csv.DictReader(lines[first:]))[1:]  # the first holds the units
     labels = [f"{kernel} / {cluster}, {n} x {width}" for kernel, cluster, n, width in LAUNCHES]
     labels += ["Held8K, 64 x 8192 (positions)", "order, 64 x 2048"]
+    labels += [f"{kernel} / {cluster}, {n} x {width}, bfloat16" for kernel, cluster, n, width in LAUNCHES_16]
     out = ["| launch | " + " | ".join(METRICS) + " | warps wait for |", "|---" * (len(METRICS) + 2) + "|"]
     for label, row in zip(labels, rows, strict=True):
         stalls = {

@@ -123,6 +123,8 @@ __device__ __forceinline__ Step look_closer(Bracket& b, SampleRanks rank, const 
   const float* v = kept + threadIdx.x;  // v[i * kThreads]
   __syncthreads();                      // what thread 0 noted of the sample is there, and the warps' words were read
   uint32_t high = key_of(s.hi), low = key_of(s.lo);
+  // Read before the next barrier: thread 0 may be the first to leave, and notes the new bracket there.
+  const bool wide = (s.hi - s.lo) * (C::kBins / kNear) > s.top - s.bottom;
   bool wanted = true;
   Step pass = kPass;
   uint32_t around = 0, sampled = 0;  // the heavy value's key, should it lie inside, and that of its samples
@@ -131,7 +133,6 @@ __device__ __forceinline__ Step look_closer(Bracket& b, SampleRanks rank, const 
   if (mode != 0) {
     const Split split = split_sample<C>(v, mode, s);
     // But for the copies they are few and close together: bins need not be drawn anew.
-    const bool wide = (s.hi - s.lo) * (C::kBins / kNear) > s.top - s.bottom;
     wanted = wide || s.sight == kLowest || s.inside - split.copies > few;
     const int32_t better = split.better, as_good = split.better + split.copies;
     // Undo the clipping: the ends stand for the infinities (should it be NaN, the plateau pass will say so).

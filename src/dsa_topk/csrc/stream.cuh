@@ -1,10 +1,14 @@
 // One pass over a block's slice: sure winners to the bitmap, candidates to the lists.
 #pragma once
-#include <type_traits>
-
 #include "config.cuh"
 
 namespace dsa {
+
+// A number as a type: an argument that is a constant.
+template <int kN>
+struct Number {
+  static constexpr int value = kN;
+};
 
 // One pass over the block's words: bits above hi to the bitmap, candidates to the lists. Returns this thread's entries.
 //
@@ -58,8 +62,8 @@ __device__ __forceinline__ int stream_filter(const Row<typename C::E>& row, cons
                                       lane == 0 ? (whole ? 4 : left - kU) : 0, marks);
       if ((kU + 4) % kCheck == 0) spill();
     };
-    part(std::integral_constant<int, 0>());
-    if constexpr (kBatch == 8) part(std::integral_constant<int, 4>());
+    part(Number<0>());
+    if constexpr (kBatch == 8) part(Number<4>());
     at += kBatch * kThreads;
     words += kBatch * kWarps * kLoad;
     place += kBatch * kThreads * kLoad;
@@ -83,8 +87,8 @@ __device__ __forceinline__ int stream_filter(const Row<typename C::E>& row, cons
   };
   load(x, 0);
   load(y, kBatch);
-  const std::false_type first_batch;
-  const std::true_type second_batch;
+  const Number<0> first_batch;
+  const Number<1> second_batch;
   bool partial_in_y = false;
 #pragma unroll 1
   while (left >= kBatch) {
