@@ -291,8 +291,8 @@ def test_a_cluster_of_one_block_is_refused() -> None:
     """It would wait for what nobody sends."""
     from dsa_topk.backends import cuda
 
-    scores = torch.randn(2, 65536, device=GPU)
-    out = torch.full((2, K), -7, dtype=torch.int32, device=GPU)
+    scores = torch.randn(2, 65536, device="cuda")
+    out = torch.full((2, K), -7, dtype=torch.int32, device="cuda")
     with (
         cuda.use_plan(_plan.Plan("Split512", 1, 4.5)),
         pytest.raises(RuntimeError, match="the launch"),
