@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Everything that a change of src/ needs from an H200, in one call of under six minutes on a machine with two GPUs: figures on
-# GPU 0 (alone on it), beside them the tests, both fuzzers and the quick suite on GPU 1, then the sanitizers.
+# Everything that a change of src/ needs from an H200, in one call of some eight minutes on a machine with two GPUs: figures on
+# GPU 0 (alone on it), beside them both fuzzers and the quick suite on GPU 1, then the tests and the sanitizers.
 #
 #   OUT=/tmp/results tools/gpu_session.sh COMMIT      # PYTHONPATH holds apache-tvm-ffi; .peers/so the peers' objects;
 #                                                     # .pkgs/site.tar.xz the real packages (carry_packages.sh), or none
@@ -59,14 +59,15 @@ packages() { # the real flashinfer and sgl-kernel packages, where they were carr
   echo "packages: exit code $? after $SECONDS s; $(tail -n 1 "$work/packages.log")"
 }
 
-[ $other = 1 ] && { tests & conformance & }
+[ $other = 1 ] && conformance &
 CUDA_VISIBLE_DEVICES=0 timeout 25 "${mine[@]}" python3 benchmarks/check_floor.py "$out/floor.json"
 bench prefill 70 sgl_v2,ds_fp32,fi_native --suite prefill,k,dist --only mode=ragged,packed
 bench decode 90 sgl_v2,ds_fp32,fi_det --suite decode,mtp,k,dist --only mode=decode,mtp,mixed
 bench packed 20 fi_native,fi_det,fi_tieS,fi_tieL --suite packed
 profile
 packages &
-[ $other = 0 ] && { tests; conformance & } # one GPU: figures first, alone
+# Figures come first, alone on their GPU: tests of two GPUs would use it as well, and others make the host busy.
+if [ $other = 1 ]; then tests & else tests; conformance & fi
 until [ -e "$work/tests.done" ]; do sleep 1; done
 CUDA_VISIBLE_DEVICES=0 timeout 300 python3 tools/gpu_evidence.py --add-sanitizers --tool-limit 150 --out "$out/nvidia-h200.json" |
   tail -n 12
