@@ -134,7 +134,7 @@ def test_schedules(schedule: int) -> None:
             assert wrong is None, wrong
 
 
-@pytest.mark.parametrize("route", [("Row512Deep", 1), ("Cluster512", 5)], ids=name_of)
+@pytest.mark.parametrize("route", [("Row512", 1), ("Cluster512", 5)], ids=name_of)
 def test_long_rows(route: tuple[str, int]) -> None:
     """131072 columns, the real k: lists spill, bitmaps have thousands of words."""
     scores = torch.cat([distributions.make(d, 1, 131072, seed=2, k=2048) for d in ("indexer", "narrow")])
@@ -145,11 +145,11 @@ def test_long_rows(route: tuple[str, int]) -> None:
 def test_wider_than_the_bitmap() -> None:
     """Two million columns do not fit one block's bitmap: the exact path answers."""
     scores = distributions.make("normal", 1, 2_000_003, seed=2, k=2048)
-    wrong = Case("2000003 columns", prepare(scores, None, 2048), "Row512Deep").wrong(emulated())
+    wrong = Case("2000003 columns", prepare(scores, None, 2048), "Row512").wrong(emulated())
     assert wrong is None, wrong
 
 
-@pytest.mark.parametrize("route", [("Row512Deep", 1), ("Cluster512", 3)], ids=name_of)
+@pytest.mark.parametrize("route", [("Row512", 1), ("Cluster512", 3)], ids=name_of)
 def test_largest_k(route: tuple[str, int]) -> None:
     scores = torch.cat([distributions.make(d, 1, 20001, seed=2, k=8192) for d in ("normal", "half_zeros")])
     for lengths in (None, torch.tensor([8193, 8191])):

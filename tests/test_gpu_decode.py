@@ -215,7 +215,7 @@ def test_same_bits_as_the_reference_and_the_one_block_route(target: Target, widt
         want = Outputs(reference.out[index], None, None)
         scores = base[index]
         for plan in target.plans(rows, width, k):
-            if is_decode(plan) or (plan is not None and plan.kernel == "Row512Deep"):
+            if is_decode(plan) or (plan is not None and plan.kernel == "Row512"):
                 with launched_as(plan):
                     verdicts.add(select(target, shape, scores, Mode()).differs(want), f"{rows} rows, {plan}")
     verdicts.settle()

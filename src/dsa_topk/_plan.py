@@ -21,14 +21,14 @@ class Kernel:
     spread: bool = False  # blocks a row that need not run at the same time
 
 
-# Room of the Row kernels: their threads' lists fill unevenly, into a shared overflow of 512. Those of 16-bit scores are
-# longer (`_ROOM_16`), and they have no Row256Light of their own, nor a Row512Deep: Row256 stands for both.
+# Room of the Row kernels: their threads' lists fill unevenly, into a shared overflow. Those of 16-bit scores have room
+# for more (`_ROOM_16`), and they have no Row256Light of their own, nor a Row512: Row256 stands for both.
 _TABLE = (
     Kernel("Row128", 128, 1024, 1280),
-    Kernel("Row128Deep", 128, 2048, 1280),
-    Kernel("Row256Light", 256, 2048, 1800),
-    Kernel("Row256", 256, 4096, 1800),
-    Kernel("Row512Deep", 512, 8192, 3400),
+    Kernel("Row128Deep", 128, 2048, 1340),
+    Kernel("Row256Light", 256, 2048, 1950),
+    Kernel("Row256", 256, 4096, 1950),
+    Kernel("Row512", 512, 4096, 5000),
     Kernel("Cluster512", 512, 4096, 3400, several=True),
     Kernel("Held4K", 512, 0, 4096),
     Kernel("Held8K", 512, 0, 8192),
@@ -104,7 +104,7 @@ _SPARE_MANY, _SPARE_WAVE = 1.3, 1.25  # for the width of bins, and for rows whos
 _LONG_ROW = 98304  # shorter ones have a sample of 2048 (csrc/bracket.cuh)
 _SPREAD_WIDTH = 786432  # a cluster's 16 blocks take longer to read such a row than the whole device to meet over it
 
-_ROWS = ("Row128", "Row128Deep", "Row256Light", "Row256", "Row512Deep")
+_ROWS = ("Row128", "Row128Deep", "Row256Light", "Row256", "Row512")
 _HELD = tuple(kernel for kernel in _TABLE if kernel.samples == 0)
 
 
@@ -155,8 +155,8 @@ def choose(rows: int, width: int, k: int, limits: DeviceLimits, aligned: bool = 
         if _lists(width, k, name):
             return Plan(name, 1, _MARGIN_FEW)
     margins = (_MARGIN_FEW, *_MARGINS_WAVE)
-    margin = next((margin for margin in margins if _has_room("Row512Deep", margin, width, k, 1.0)), _MARGINS_MANY[-1])
-    return Plan("Row512Deep", 1, margin)
+    margin = next((margin for margin in margins if _has_room("Row512", margin, width, k, 1.0)), _MARGINS_MANY[-1])
+    return Plan("Row512", 1, margin)
 
 
 def _choose_many(rows: int, width: int, k: int, limits: DeviceLimits, element_bytes: int) -> Plan:
@@ -168,7 +168,8 @@ def _choose_many(rows: int, width: int, k: int, limits: DeviceLimits, element_by
     elif width <= 40960:  # not twice as many as run together
         first, prefetch = "Row256Light", 16384
     else:
-        first, prefetch = "Row256Light" if element_bytes == 4 else "Row256", 65536
+        # Of the longest rows no two blocks begin at the same time: less is enough to begin with.
+        first, prefetch = "Row256Light" if element_bytes == 4 else "Row256", 65536 if width <= 98304 else 32768
     names = _ROWS[_ROWS.index(first) :]
     choices = [(name, margin) for name in names for margin in _MARGINS_MANY]
     return _first_with_room(choices, width, k, element_bytes, _SPARE_MANY, prefetch)
@@ -177,17 +178,20 @@ def _choose_many(rows: int, width: int, k: int, limits: DeviceLimits, element_by
 def _choose_wave(width: int, k: int, element_bytes: int) -> Plan:
     """Rows that all begin at once, or at two to four times: what is asked for too early delays the others' samples."""
     if width <= 12288:
-        first, prefetch = "Row128", 4096
+        first, prefetch = "Row128", 8192
     elif width <= (20480 if element_bytes == 4 else 36864):
         first, prefetch = "Row128Deep", 16384
     else:
         # A small sample needs a k-th score that is not among its first few.
         first, prefetch = "Row256Light" if element_bytes == 4 and width <= 49152 else "Row256", 32768
-    if width > 98304:
-        first, prefetch = "Row512Deep", 65536
-    names = _ROWS[_ROWS.index(first) :]
-    # The last kernel's rows begin at four times: one that is slow is another's chance, so its brackets are narrow.
-    choices = [(name, margin) for name in names for margin in _MARGINS_WAVE[2 * (name == names[-1]) :]]
+    if width > 98304 and element_bytes == 4:
+        first, prefetch = "Row512", 65536
+    # Rows that are soon over, and 16-bit scores, wait for what is done with candidates more than for the memory.
+    margins = _MARGINS_WAVE[first == "Row128" :]
+    if element_bytes == 2 and first != "Row128":
+        margins = _MARGINS_MANY if first == "Row128Deep" else _MARGINS_WAVE[2 * (width > 98304) :]
+        prefetch = 12288 if first == "Row128Deep" else prefetch
+    choices = [(name, margin) for name in _ROWS[_ROWS.index(first) :] for margin in margins]
     return _first_with_room(choices, width, k, element_bytes, _SPARE_WAVE, -prefetch)
 
 

@@ -403,15 +403,13 @@ NO_PLATEAU = {
     "Row128Deep": 170_000,
     "Row256Light": 327_680,
     "Row256": 327_680,
-    "Row512Deep": 600_000,
+    "Row512": 600_000,
 }
 
 
 def sampled_columns(kernel: str, n: int) -> torch.Tensor:
     """Where csrc/sample.cuh may look in a row of n scores, whatever its alignment: ``[n]`` bool."""
-    pieces = {"Row128": 16, "Row128Deep": 32, "Row256Light": 32, "Row512Deep": 128, "Cluster512Deep": 128}.get(
-        kernel, 64
-    )
+    pieces = {"Row128": 16, "Row128Deep": 32, "Row256Light": 32, "Row512": 128, "Cluster512Deep": 128}.get(kernel, 64)
     quarter = n // 4 // 16 * 16
     seen = torch.zeros(n + 16, dtype=torch.bool)
     for g in range(pieces):

@@ -29,9 +29,10 @@ struct Args {
   const int32_t* page_table;  // [table_rows, table_width]
   int64_t table_stride, table_rows, table_width;
   int32_t page_size;
-  int32_t page_shift;  // p / page_size == (p * page_magic) >> page_shift for every 0 <= p < 2^31
+  int32_t page_shift;  // p / page_size == (2p * page_magic) >> (32 + page_shift) for every 0 <= p < 2^31
   uint32_t page_magic;
-  int32_t largest;  // ties: 0 = smallest position first, 1 = largest
+  uint32_t page_near;  // p / page_size == (p * page_near) >> 32 for p < page_near; 0 for pages of one score
+  int32_t largest;     // ties: 0 = smallest position first, 1 = largest
 
   int32_t* out;  // [rows, k]
   int64_t out_stride;

@@ -44,7 +44,10 @@ struct AroundTester {
   __device__ __forceinline__ void four(const uint32_t* x, uint32_t place, uint32_t& cursor, uint32_t* words, int stored,
                                        uint32_t&) const {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) one(x[i], place + i * C::kThreads, cursor, words + i * C::kWarps, i < stored);
+    for (int i = 0; i < 4; ++i) {
+      // Looked at when it is needed: predicates are short.
+      one(x[i], place + i * C::kThreads, cursor, words + i * C::kWarps, i < ptx::opaque_number(stored));
+    }
   }
 };
 
@@ -94,8 +97,10 @@ __device__ __forceinline__ uint32_t around_step(const Args& args) {
   const int32_t need = t.need - static_cast<int32_t>(ties);
   if (need < 0 || need > static_cast<int32_t>(t.entries)) return missed<C>(s, t, kSecond);
   if (ties != 0) take_ties(at.bitmap, copies, begin, end, before, a.largest ? all - ties : 0u, a.largest ? all : ties);
-  count_path<C>(a, 0, ties != 0 && ties < all ? kPlateau : kFast);
-  if (tid == 0) s.crowd = Crowd{top, scale, 0, need, 0u};
+  if (tid == 0) {
+    s.path = ties != 0 && ties < all ? kPlateau : kFast;
+    s.crowd = Crowd{top, scale, 0, need, 0u};
+  }
   return step(kChoose, entries);
 }
 

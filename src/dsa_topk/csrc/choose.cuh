@@ -29,7 +29,12 @@ __device__ __forceinline__ void count_in_bin(FilterShared<C::kBins>& s, const En
   atomicAdd(&s.hist[bin_of<C::kBins>(__uint_as_float(e.value), top, scale)], 1u);
 }
 
-// Where the count reaches `need` among the row's candidates: their histogram's crossing bin. Follows tally().
+// Whether tally() may leave it to crossing_bin to find too few candidates.
+template <class C>
+constexpr bool kMayLack = C::E::kLoad == 2;
+
+// Where the count reaches `need` among the row's candidates: their histogram's crossing bin, -1 if they are too few
+// (only where bins are exact: else tally() knows). Follows tally().
 template <class C>
 __device__ __forceinline__ Found crossing_bin(const Candidates<C>& candidates, int entries, float top, float scale,
                                               int32_t need) {
@@ -40,7 +45,10 @@ __device__ __forceinline__ Found crossing_bin(const Candidates<C>& candidates, i
   }
   const int32_t ranks[1] = {need};
   find_ranks<C::kThreads, C::kBins, 1>(s.hist, s.wa, s.found, ranks);
-  return s.found[0];
+  Found crossing = s.found[0];
+  if (kMayLack<C> && candidates.exact && crossing.bin > candidates.span)
+    crossing.bin = -1;  // among what entries bring along
+  return crossing;
 }
 
 // Marks a chosen candidate: its bit if it is this block's, else counts it if it lies in the blocks before.
@@ -51,10 +59,9 @@ struct Taker {
   uint32_t lower;
 
   __device__ __forceinline__ void operator()(const Entry& e) {
-    const uint32_t bit = bit_of<typename C::E>(e.place);
-    const int32_t word = static_cast<int32_t>(bit >> 5);
+    const int32_t word = static_cast<int32_t>(e.place >> 5);
     if (!C::kMulti || (word >= first && word < last)) {
-      atomicOr(&bitmap[word - first], 1u << (bit & 31u));
+      atomicOr(&bitmap[word - first], 1u << (e.place & 31u));
     } else if (word < first) {
       ++lower;
     }
@@ -88,14 +95,30 @@ template <class C>
 __device__ __forceinline__ void take_ranked(const Args& a, const Candidates<C>& candidates, int entries, float top,
                                             float scale, const Found& crossing, int32_t need, Taker<C>& take) {
   FilterShared<C::kBins>& s = candidates.s;
-  candidates.each(entries, [&](const Entry& e) {
-    const int32_t bin = bin_of<C::kBins>(__uint_as_float(e.value), top, scale);
-    if (bin < crossing.bin) {
-      take(e);
-    } else if (bin == crossing.bin) {
-      s.ties[atomicAdd(&s.tie_count, 1u)] = composite(e, a.largest);  // find_ranks left zeros there
-    }
-  });
+  const auto tie = [&](const Entry& e) {  // find_ranks left zeros there
+    s.ties[ptx::add_one_to(&s.tie_count)] = composite(e, a.largest);
+  };
+  if constexpr (C::kMulti || C::E::kLoad == 2) {
+    candidates.each(entries, [&](const Entry& e) {
+      const int32_t bin = bin_of<C::kBins>(__uint_as_float(e.value), top, scale);
+      if (bin < crossing.bin) take(e);
+      if (bin == crossing.bin) tie(e);
+    });
+  } else {
+    // Without a branch: the bits of those that are not taken are none. True: it lies in the crossing bin.
+    const auto look = [&](const Entry& e) {
+      const int32_t bin = bin_of<C::kBins>(__uint_as_float(e.value), top, scale);
+      atomicOr(&take.bitmap[e.place >> 5], (bin < crossing.bin ? 1u : 0u) << (e.place & 31u));
+      return bin == crossing.bin;
+    };
+    candidates.each_two_entries(entries, [&](const Entry& first, const Entry& second, bool two) {
+      const bool one_ties = look(first), other_ties = look(second) && two;
+      if (one_ties || other_ties) {
+        if (one_ties) tie(first);
+        if (other_ties) tie(second);
+      }
+    });
+  }
   __syncthreads();
   take_greatest<C>(s.ties, crossing.count, need, [&](uint64_t key) {
     const auto place = static_cast<uint32_t>(key);
@@ -103,42 +126,51 @@ __device__ __forceinline__ void take_ranked(const Args& a, const Candidates<C>& 
   });
 }
 
-// The same where entries have the bins of their two scores (Candidates::exact): those of the crossing bin are equal.
+// The same where each value has a bin of its own (Candidates::exact): the crossing bin's entries are equal. Scores
+// above the bracket, which entries bring along, were taken before.
 template <class C>
 __device__ __forceinline__ void take_exactly(const Args& a, const Candidates<C>& candidates, int entries,
                                              const Found& crossing, int32_t need, uint32_t* bitmap) {
+  using E = typename C::E;
   FilterShared<C::kBins>& s = candidates.s;
   auto* ties = reinterpret_cast<uint32_t*>(s.ties);
-  const auto bin = static_cast<uint32_t>(crossing.bin);
-  const auto tie = [&](uint32_t place) { ties[atomicAdd(&s.tie_count, 1u)] = a.largest ? place : ~place; };
-  candidates.each_entry(entries, [&](const Entry& e, Entry*) {
-    const uint32_t first = e.value & 0xffffu, second = e.value >> 16;
-    if (first < bin || second < bin) {  // the bits of the two lie in neighbouring words
-      const uint32_t bit = bit_of<typename C::E>(e.place);
-      uint32_t* word = bitmap + (bit >> 5);
-      atomicOr(first < bin ? word : word + 1, 1u << (bit & 31u));
-      if (first < bin && second < bin) atomicOr(word + 1, 1u << (bit & 31u));
-    }
-    if (first == bin || second == bin) {
-      tie(first == bin ? e.place : e.place + 1u);
-      if (first == second) tie(e.place + 1u);
+  const uint32_t value = candidates.value_of(crossing.bin) * 0x10001u;
+  const auto look = [&](const Entry& e) {  // as above
+    uint32_t above, equal;                 // all bits of a half
+    ptx::compare_pair<E::kBFloat>(e.value, value, above, equal);
+    const uint32_t two = above & 0x00020001u;
+    atomicOr(&bitmap[e.place >> 5], ((two | two >> 16) & 3u) << (e.place & 31u));
+    return equal;
+  };
+  candidates.each_two_entries(entries, [&](const Entry& first, const Entry& second, bool two) {
+    const uint32_t one = look(first), either = look(second), other = two ? either : 0u;
+    if ((one | other) == 0) return;
+    const uint32_t flip = a.largest ? 0u : 0xffffffffu;
+    const bool ties_here[4] = {(one & 1u) != 0, one >> 16 != 0, (other & 1u) != 0, other >> 16 != 0};
+    uint32_t count = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) count += ties_here[i] ? 1u : 0u;
+    uint32_t* to = ties + ptx::add_to(&s.tie_count, count);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (ties_here[i]) *to = ((i < 2 ? first.place : second.place) + (i & 1)) ^ flip;
+      to += ties_here[i] ? 1 : 0;
     }
   });
   __syncthreads();
   take_greatest<C>(ties, crossing.count, need, [&](uint32_t key) {
-    const uint32_t bit = bit_of<typename C::E>(a.largest ? key : ~key);
-    atomicOr(&bitmap[bit >> 5], 1u << (bit & 31u));
+    const uint32_t place = a.largest ? key : ~key;
+    atomicOr(&bitmap[place >> 5], 1u << (place & 31u));
   });
 }
 
 template <class C>
 __device__ __forceinline__ void take_best(const Args& a, const Candidates<C>& candidates, int entries, float top,
                                           float scale, const Found& crossing, int32_t need, Taker<C>& take) {
-  if (candidates.exact) {
-    take_exactly<C>(a, candidates, entries, crossing, need, take.bitmap);
-  } else {
-    take_ranked<C>(a, candidates, entries, top, scale, crossing, need, take);
+  if constexpr (C::E::kLoad == 2) {
+    if (candidates.exact) return take_exactly<C>(a, candidates, entries, crossing, need, take.bitmap);
   }
+  take_ranked<C>(a, candidates, entries, top, scale, crossing, need, take);
 }
 
 // The bin of a candidate, whichever kind the bins are.
@@ -146,7 +178,7 @@ template <class C>
 __device__ __forceinline__ int32_t bin_in(const Candidates<C>& candidates, const Entry& e, float top, float scale) {
   const float x = __uint_as_float(e.value);
   if constexpr (C::E::kLoad == 2) {
-    if (candidates.exact) return static_cast<int32_t>(candidates.high_key - (pair_keys(C::E::floor(x)) & 0xffffu));
+    if (candidates.exact) return candidates.exact_bin(C::E::floor(x));
   }
   return bin_of<C::kBins>(x, top, scale);
 }

@@ -10,22 +10,22 @@ namespace dsa {
 
 // launch.h names the instantiations and Python chooses among them.
 template <class Element, int Threads, int SamplesPerThread, int ListEntries, int MinBlocks, bool Multi, int Bins = 512,
-          int Slack = 8>
+          int Slack = 8, int Spill = Threads >= 128 ? 512 : Threads * 4>
 struct FilterConfig {
   using E = Element;
   static constexpr int kThreads = Threads, kWarps = Threads / 32, kSamples = SamplesPerThread;
   static constexpr int kList = ListEntries;  // candidates a thread keeps before it spills to the shared list
   static constexpr int kSlack = Slack;       // loads a thread tests before it looks at its list; the slack of the list
   static constexpr int kBatch = 8;           // loads of a thread under way together
-  // As much as four blocks of 256 threads with bitmaps of 131072 scores leave of an SM.
-  static constexpr int kSpill = Threads == 256 ? 640 : Threads >= 128 ? 512 : Threads * 4;
+  static constexpr int kSpill = Spill;       // and what the shared list holds
   static constexpr int kBins = Threads > 512 ? Threads : Bins;
   static constexpr int kMinBlocks = MinBlocks > 1 ? MinBlocks * (8 - ptx::kFewerBlocks) / 8 : 1;
   static constexpr bool kMulti = Multi;
   static constexpr bool kSpread = false;  // several blocks a row that are no cluster (split.cuh)
   static constexpr int kListBytes = ((kList + kSlack) * kThreads + kSpill) * 8;
-  static constexpr int kStageBytes = kWarps * static_cast<int>(sizeof(Stage<32 * 32 * E::kLoad>));  // emit.cuh
-  static constexpr int kArenaBytes = kListBytes > kStageBytes ? kListBytes : kStageBytes;
+  static constexpr int kStage =
+      kListBytes / kWarps / 16 * 4;  // words of a warp's stage (emit.cuh), in the lists' place
+  static constexpr int kArenaBytes = kListBytes;
   static_assert(kBatch % kSlack == 0, "a batch is tested in parts");
   static_assert(kSamples % 8 == 0, "samples come in groups of four quarter rows, two to a load");
   static_assert(kWarps <= 32, "per-warp counts are summed by one warp");
@@ -57,8 +57,8 @@ template <int kBins>
 struct alignas(16) FilterShared {
   static_assert(kTieCap * 8 <= kBins * 4, "ties share the histogram's place");
   union {
-    uint32_t hist[kBins];
-    uint64_t ties[kTieCap];  // composite keys (choose.cuh), written when the histogram has said its last
+    uint32_t hist[kBins + 1];  // and one that nobody reads (sample.cuh)
+    uint64_t ties[kTieCap];    // composite keys (choose.cuh), written when the histogram has said its last
   };
   uint32_t wa[32], wb[32], wc[32];  // one value a warp
   Found found[2];
@@ -80,7 +80,6 @@ struct alignas(16) FilterShared {
   float share;  // of a full list's candidates that are to be taken
   Crowd crowd;
   uint32_t lower;  // selected in the blocks before this one
-  bool paired;     // whether the bitmap is as bit_of() says (emit.cuh)
 };
 
 // Where a sample waits that must be looked at closer: the place of the lists, out of the way of what peers send.
@@ -94,12 +93,12 @@ __device__ __forceinline__ float* sample_place(const Args& a) {
 // The candidates of the row as this thread sees them: its own and the block's spill, or what all blocks of the row
 // sent.
 //
-// Two scores share an entry of a 16-bit type. Where the bracket has few enough values for a bin each (`exact`), their
-// bins take the scores' place as they are counted (bin_pair), and whoever comes after needs no arithmetic.
+// Two scores share an entry of a 16-bit type. Where the bracket has few enough values, each has a bin of its own
+// (`exact`): the differences of their bits.
 template <class C>
 struct Candidates {
   using E = typename C::E;
-  static constexpr uint32_t kNoBin = C::kBins - 1;  // of a score outside the bracket
+  static constexpr int32_t kNoBin = C::kBins - 1;  // exact bins: of scores above the bracket, and of some below it
   static_assert(E::kLoad == 1 || !C::kMulti, "blocks send entries as they were listed");
 
   FilterShared<C::kBins>& s;
@@ -107,16 +106,18 @@ struct Candidates {
   Entry* own;      // this thread's column of [kList + kSlack][kThreads]
   Entry* spill;    // [kSpill]
   int32_t blocks, cap;
-  float lo, hi;             // the bracket, for entries of two scores
-  uint32_t high_key, span;  // the same as keys of 16 bits: its upper end, and how far down it reaches
-  bool exact;               // each value of the bracket has a bin of its own; not around zero, which has two keys
+  float lo, hi;   // the bracket, for entries of two scores
+  bool exact;     // each value of the bracket has a bin of its own; not around zero, which has two
+  int32_t span;   // exact bins: the bracket's last one
+  uint32_t flip;  // exact bins: what makes of two scores' bits numbers that grow as the scores fall
+  uint32_t best;  // and that of the bracket's upper end
 
   __device__ __forceinline__ Candidates(const Args& a, FilterShared<C::kBins>& shared, uint8_t* arena) : s(shared) {
     regions = reinterpret_cast<Entry*>(arena);
     blocks = C::kMulti ? a.cluster : 1;
     cap = C::kMulti ? a.region_cap : 0;
     Entry* lists = regions + blocks * cap;
-    own = lists + threadIdx.x;
+    own = lists + ptx::opaque_number(static_cast<int>(threadIdx.x));  // else rare rows' steps keep it
     spill = lists + (C::kList + C::kSlack) * C::kThreads;
     exact = false;
   }
@@ -125,23 +126,28 @@ struct Candidates {
     lo = low;
     hi = high;
     if constexpr (E::kLoad == 2) {
-      high_key = pair_keys(E::floor(high)) & 0xffffu;
-      span = high_key - (pair_keys(E::ceil(low)) & 0xffffu);
-      exact = span < kNoBin && (low > 0.0f || high < 0.0f);
+      flip = low > 0.0f ? 0xffffffffu : 0u;
+      best = (E::floor(high) ^ flip) & 0xffffu;
+      span = static_cast<int32_t>((E::ceil(low) ^ flip) & 0xffffu) - static_cast<int32_t>(best);
+      exact = (low > 0.0f || high < 0.0f) && span < kNoBin;
     }
   }
 
-  // Counts both scores of an entry by bin and puts their bins in their place; returns how many are candidates.
-  __device__ __forceinline__ uint32_t bin_pair(Entry e, Entry* place) const {
-    const uint32_t keys = pair_keys(e.value), hist = ptx::smem_address(s.hist);
-    uint32_t first = high_key - (keys & 0xffffu), second = high_key - (keys >> 16);
-    const uint32_t found = (first <= span ? 1u : 0u) + (second <= span ? 1u : 0u);
-    first = first <= span ? first : kNoBin;
-    second = second <= span ? second : kNoBin;
-    ptx::count(hist + 4u * first);
-    ptx::count(hist + 4u * second);
-    place->value = first | second << 16;
-    return found;
+  // The bin of a score's bits, and the value of a bin.
+  __device__ __forceinline__ int32_t exact_bin(uint32_t bits) const { return bin_of_number((bits ^ flip) & 0xffffu); }
+  __device__ __forceinline__ uint32_t value_of(int32_t bin) const {
+    return ((best + static_cast<uint32_t>(bin)) ^ flip) & 0xffffu;
+  }
+  __device__ __forceinline__ int32_t bin_of_number(uint32_t number) const {
+    const uint32_t bin = number - best;
+    return static_cast<int32_t>(bin < static_cast<uint32_t>(kNoBin) ? bin : static_cast<uint32_t>(kNoBin));
+  }
+
+  // Counts both scores of an entry by exact bin.
+  __device__ __forceinline__ void count_pair(const Entry& e) const {
+    const uint32_t numbers = e.value ^ flip, hist = ptx::smem_address(s.hist);
+    ptx::count(hist + 4u * static_cast<uint32_t>(bin_of_number(numbers & 0xffffu)));
+    ptx::count(hist + 4u * static_cast<uint32_t>(bin_of_number(numbers >> 16)));
   }
 
   // Visits every candidate of the row once over the block. `entries` = length of the thread's own list.
@@ -155,46 +161,57 @@ struct Candidates {
         for (uint32_t i = threadIdx.x; i < n; i += C::kThreads) visit(regions[r * cap + i], f);
       }
     } else {
-      each_own(entries, f);
-      each_spilled(f);
+      each_two_entries(entries, [&](const Entry& first, const Entry& second, bool two) {
+        visit(first, f);
+        if (two) visit(second, f);
+      });
     }
   }
   template <class F>
   __device__ __forceinline__ void each_own(int entries, F&& f) const {
-    between<E::kLoad == 1>(own, own + entries * C::kThreads, [&](const Entry& e, Entry*) { visit(e, f); });
+    each_own_entry<E::kLoad == 1>(entries, [&](const Entry& e) { visit(e, f); });
   }
   template <class F>
   __device__ __forceinline__ void each_spilled(F&& f) const {
-    between<false>(spill + threadIdx.x, spill + s.spill_count, [&](const Entry& e, Entry*) { visit(e, f); });
+    each_spilled_entry([&](const Entry& e) { visit(e, f); });
   }
 
-  // Calls f(entry, where it lies) for the thread's own entries, its share of the spilled ones, or both (code once).
-  template <class F>
+  // The same for entries.
+  template <bool kTwo = true, class F>
   __device__ __forceinline__ void each_own_entry(int entries, F&& f) const {
-    between<true>(own, own + entries * C::kThreads, f);
+    between<kTwo>(own, own + entries * C::kThreads, f);
   }
   template <class F>
   __device__ __forceinline__ void each_spilled_entry(F&& f) const {
     between<false>(spill + threadIdx.x, spill + s.spill_count, f);
   }
+  // Calls f(entry, another, whether there are two) for the thread's own entries and then its share of the spilled ones.
   template <class F>
-  __device__ __forceinline__ void each_entry(int entries, F&& f) const {
+  __device__ __forceinline__ void each_two_entries(int entries, F&& f) const {
+    const Entry *e = own, *end = own + entries * C::kThreads;
 #pragma unroll 1
-    for (int part = 0; part < 2; ++part) {
-      between<true>(part == 0 ? own : spill + threadIdx.x,
-                    part == 0 ? own + entries * C::kThreads : spill + s.spill_count, f);
+    for (uint32_t spilled = s.spill_count;; spilled = 0) {
+#pragma unroll 1
+      for (; e < end; e += 2 * C::kThreads) {
+        const bool two = e + C::kThreads < end;
+        const Entry first = e[0], second = e[two ? C::kThreads : 0];
+        f(first, second, two);
+      }
+      if (spilled == 0) break;
+      e = spill + threadIdx.x;
+      end = spill + spilled;
     }
   }
   template <bool kTwo, class F>  // two under way at a time
-  static __device__ __forceinline__ void between(Entry* e, const Entry* end, F&& f) {
+  static __device__ __forceinline__ void between(const Entry* e, const Entry* end, F&& f) {
 #pragma unroll 1
     for (; kTwo && e + C::kThreads < end; e += 2 * C::kThreads) {
       const Entry first = e[0], second = e[C::kThreads];
-      f(first, e);
-      f(second, e + C::kThreads);
+      f(first);
+      f(second);
     }
 #pragma unroll 1
-    for (; e < end; e += C::kThreads) f(*e, e);
+    for (; e < end; e += C::kThreads) f(*e);
   }
 
   // The candidates of one entry.
@@ -202,15 +219,6 @@ struct Candidates {
   __device__ __forceinline__ void visit(const Entry& e, F&& f) const {
     if constexpr (E::kLoad == 1) {
       f(e);
-    } else if (exact) {  // follows bin_pair
-#pragma unroll
-      for (uint32_t i = 0; i < 2; ++i) {
-        const uint32_t bin = e.value >> 16 * i & 0xffffu;
-        if (bin != kNoBin) {
-          const auto bits = static_cast<typename E::Bits>(bits_of_keys(high_key - bin));
-          f(Entry{__float_as_uint(E::value(bits)), e.place + i});
-        }
-      }
     } else {
 #pragma unroll
       for (uint32_t i = 0; i < 2; ++i) {

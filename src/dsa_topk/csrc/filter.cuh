@@ -68,7 +68,9 @@ __device__ __forceinline__ uint32_t fast_row(const Args& a) {
   constexpr bool kMulti = C::kMulti;
   const Place<C> at(a);
   auto& s = at.s;
-  const Row<E> row = at.row();
+  if (threadIdx.x < 32) at.note(at.row());  // by one warp: it takes a hundred instructions
+  __syncthreads();
+  const Row<E> row = at.noted();
   if (row.n <= a.k) {
     count_path<C>(a, at.rank, kTrivial);
     Output<E>(a, row, at.index)
@@ -81,7 +83,6 @@ __device__ __forceinline__ uint32_t fast_row(const Args& a) {
     if (kMulti) ptx::cluster_wait();
     return step(kExactly);
   }
-  at.note(row);
   const Bracket b = sample_bracket<C>(a, row, row_shift(row), s, sample_place<C>(a), [&](bool late) {
     if (threadIdx.x != 0) return;
     if (late == (a.prefetch < 0) && !asked_before<C>(a)) prefetch_head(row, at.slice(row), a.prefetch);
@@ -104,13 +105,13 @@ __device__ __forceinline__ uint32_t fast_row(const Args& a) {
   const float top = bins.bin_hi, scale = histogram_scale<C::kBins>(bins.bin_lo, top);
   const Tally t = tally<C>(a, s, candidates, entries, top, scale, at.rank, at.bitmap, slice.last - slice.first);
   if (!t.holds()) return missed<C>(s, t, kRetry);
+  Found crossing{0, 0, 0, 0};
+  if (t.need > 0) crossing = crossing_bin<C>(candidates, entries, top, scale, t.need);
+  if (kMayLack<C> && crossing.bin < 0) return missed_below<C>(s, kRetry);
   count_path<C>(a, at.rank, kFast);
+  if (crossing.count > kTieCap) return crowded<C>(s, t, crossing, top, scale, entries);
   Taker<C> take{at.bitmap, slice.first, slice.last, 0};
-  if (t.need > 0) {
-    const Found crossing = crossing_bin<C>(candidates, entries, top, scale, t.need);
-    if (crossing.count > kTieCap) return crowded<C>(s, t, crossing, top, scale, entries);
-    take_best<C>(a, candidates, entries, top, scale, crossing, t.need - crossing.above, take);
-  }
+  if (t.need > 0) take_best<C>(a, candidates, entries, top, scale, crossing, t.need - crossing.above, take);
   return ask_emission<C>(s, t.lower, take.lower);
 }
 

@@ -22,12 +22,6 @@ __device__ __forceinline__ float float_of(uint32_t key) {
 __device__ __forceinline__ uint32_t key_above(uint32_t key) { return key + 1u; }
 __device__ __forceinline__ uint32_t key_below(uint32_t key) { return key == 0x80000000u ? 0x7ffffffeu : key - 1u; }
 
-// Two 16-bit scores as keys of 16 bits, which order them like key_of but for -0, which lies below +0, and NaN, which
-// lies beyond the infinities.
-__device__ __forceinline__ uint32_t pair_keys(uint32_t x) { return x ^ (ptx::sign_halves(x) | 0x80008000u); }
-// The bits of the score with such a key.
-__device__ __forceinline__ uint32_t bits_of_keys(uint32_t key) { return key & 0x8000u ? key ^ 0x8000u : ~key; }
-
 constexpr uint32_t kKeyMinusInf = 0x007fffffu;  // ~bits(-inf)
 constexpr uint32_t kKeyPlusInf = 0xff800000u;
 

@@ -13,11 +13,25 @@
 
 namespace dsa {
 
-// Threads, samples a thread, list entries a thread, blocks an SM, several blocks a row. 16-bit scores have two to an
-// entry and fewer to the slack: longer lists in the same memory.
+// Rows of one block. Lists are as long as the blocks of an SM leave room for beside bitmaps of 32768 (128 threads) or
+// 131072 scores: a full list costs its warp the time of two loads each time one of its threads meets a candidate.
+// 16-bit scores have fewer entries to the slack.
 template <class E, int Threads, int Samples, int MinBlocks>
-using RowConfig = typename std::conditional<E::kLoad == 1, FilterConfig<E, Threads, Samples, 8, MinBlocks, false>,
-                                            FilterConfig<E, Threads, Samples, 12, MinBlocks, false, 512, 4>>::type;
+struct RowConfigOf {
+  static constexpr bool k16 = E::kLoad == 2;
+  static constexpr int kSlack = k16 ? 4 : 8,
+                       kList = (Threads == 128   ? 19
+                                : Threads == 256 ? 17
+                                                 : 21) -
+                               kSlack,
+                       kSpill = Threads == 128   ? 160
+                                : Threads == 256 ? 384
+                                                 : 512;
+  using Type = FilterConfig<E, Threads, Samples, kList, MinBlocks, false, 512, kSlack, kSpill>;
+};
+// Threads, samples a thread, blocks an SM.
+template <class E, int Threads, int Samples, int MinBlocks>
+using RowConfig = typename RowConfigOf<E, Threads, Samples, MinBlocks>::Type;
 template <class E>
 using Row128 = RowConfig<E, 128, 8, 8>;
 template <class E>
@@ -27,7 +41,8 @@ using Row256Light = RowConfig<E, 256, 8, 4>;
 template <class E>
 using Row256 = RowConfig<E, 256, 16, 4>;
 template <class E>
-using Row512Deep = RowConfig<E, 512, 16, 2>;
+using Row512 = RowConfig<E, 512, 8, 2>;
+// Threads, samples a thread, list entries a thread, blocks an SM, several blocks a row.
 template <class E>
 using Cluster512 = FilterConfig<E, 512, 8, 8, 1, true>;
 // Threads, scores a thread, blocks an SM: rows of at most threads x scores (and the misalignment of their start).
@@ -61,7 +76,7 @@ enum Kernel : int32_t {
   kRow128Deep = 1,
   kRow256Light = 2,
   kRow256 = 3,
-  kRow512Deep = 4,
+  kRow512 = 4,
   kCluster512 = 5,
   kHeld4K = 6,
   kHeld8K = 7,
@@ -184,7 +199,7 @@ inline bool with_rows_kernel(int32_t kernel, F&& f) {
     case kRow128Deep: f(FilterLaunch<Row128Deep<E>>{}); return true;
     case kRow256Light: f(FilterLaunch<BySize<E, Row256Light<E>, Row256<E>>>{}); return true;
     case kRow256: f(FilterLaunch<Row256<E>>{}); return true;
-    case kRow512Deep: f(FilterLaunch<BySize<E, Row512Deep<E>, Row256<E>>>{}); return true;
+    case kRow512: f(FilterLaunch<BySize<E, Row512<E>, Row256<E>>>{}); return true;
     default: return false;
   }
 }
@@ -233,14 +248,15 @@ inline void set_simple(Args& a) {
   }
 }
 
-// p / d == (p * magic) >> shift for all 0 <= p < 2^31 (round-up method: magic = ceil(2^(31 + s) / d), s = ceil(log2
-// d)).
+// p / d == (2p * magic) >> (32 + shift) for all 0 <= p < 2^31 (round-up method: shift = ceil(log2 d), magic =
+// ceil(2^(31 + shift) / d)). Where p * d < 2^32, ceil(2^32 / d) needs no shift.
 inline void set_page_size(Args& a, int32_t d) {
   int32_t s = 0;
   while ((static_cast<int64_t>(1) << s) < d) ++s;
   a.page_size = d;
-  a.page_shift = 31 + s;
+  a.page_shift = s;
   a.page_magic = static_cast<uint32_t>(((static_cast<uint64_t>(1) << (31 + s)) + d - 1) / d);
+  a.page_near = d > 1 ? static_cast<uint32_t>(((static_cast<uint64_t>(1) << 32) + d - 1) / d) : 0u;
 }
 
 }  // namespace dsa

@@ -26,6 +26,7 @@ __global__ void __launch_bounds__(kOrderThreads, 1) order_kernel(const __grid_co
   const int32_t count = row.n < a.k ? row.n : a.k;
   int32_t size = 1;
   while (size < count) size <<= 1;
+#pragma unroll 1
   for (int32_t i = tid; i < size; i += kOrderThreads) {
     uint64_t key = ~static_cast<uint64_t>(0);  // filler sorts last
     if (i < count) {
@@ -37,6 +38,7 @@ __global__ void __launch_bounds__(kOrderThreads, 1) order_kernel(const __grid_co
   for (int32_t span = 2; span <= size; span <<= 1) {
     for (int32_t step = span >> 1; step > 0; step >>= 1) {
       __syncthreads();
+#pragma unroll 1
       for (int32_t i = tid; i < size / 2; i += kOrderThreads) {
         const int32_t lower = 2 * i - (i & (step - 1)), upper = lower + step;
         const uint64_t x = keys[lower], y = keys[upper];
@@ -48,6 +50,7 @@ __global__ void __launch_bounds__(kOrderThreads, 1) order_kernel(const __grid_co
     }
   }
   __syncthreads();
+#pragma unroll 1
   for (int32_t slot = tid; slot < a.k; slot += kOrderThreads) {
     if (slot < count) {
       const uint32_t low = static_cast<uint32_t>(keys[slot]);

@@ -43,6 +43,13 @@ __device__ __forceinline__ uint16_t ld_stream(const uint16_t* p) {
   return v;
 }
 
+// A word that will be read again soon.
+__device__ __forceinline__ uint32_t ld_keep(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(v) : "l"(p));
+  return v;
+}
+
 // A word that another block of this launch has written.
 __device__ __forceinline__ uint32_t ld_others(const uint32_t* p) {
   uint32_t v;
@@ -227,6 +234,19 @@ __device__ __forceinline__ void count(uint32_t address) {
   asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(address) : "memory");
 }
 
+// Adds to a count in shared memory and returns what it was. No meeting of lanes, which pays when many add, and which
+// the compiler arranges where it knows what is added without end.
+__device__ __forceinline__ uint32_t add_to(uint32_t* count, uint32_t more) {
+  uint32_t before;
+  asm volatile("atom.shared.add.u32 %0, [%1], %2;" : "=r"(before) : "r"(smem_address(count)), "r"(more) : "memory");
+  return before;
+}
+__device__ __forceinline__ uint32_t add_one_to(uint32_t* count) {
+  uint32_t before;
+  asm volatile("atom.shared.inc.u32 %0, [%1], 0x7fffffff;" : "=r"(before) : "r"(smem_address(count)) : "memory");
+  return before;
+}
+
 // Where `in`, puts (value, tag) behind the `*count` entries of a list. Predicated; as C++ the warp would meet first,
 // which pays when many lanes append.
 __device__ __forceinline__ void append(bool in, uint32_t* count, void* list, uint32_t value, uint32_t tag) {
@@ -271,6 +291,31 @@ __device__ __forceinline__ void append_at_least(uint32_t& cursor, float x, float
       : "+r"(cursor)
       : "f"(x), "f"(least), "r"(value)
       : "memory");
+}
+
+// A lane's walk over its words of a bitmap in shared memory, from the last one down.
+struct BitWalk {
+  uint32_t word;   // bits that are left of the word at `from`
+  uint32_t first;  // what bit 0 of it is stored as
+  uint32_t from;   // shared address
+  uint32_t at;     // shared address behind where the next one is stored
+};
+
+// Where the word is empty, moves to the one before it; then takes its three highest bits, or as many as it has, and
+// stores each as first + its index, one in front of the other. Predicated like filter_step.
+__device__ __forceinline__ void take_three_bits(BitWalk& w) {
+#define DSA_TAKE                                                                                      \
+  " setp.ne.u32 p, %0, 0;\n bfind.u32 high, %0;\n"                                                    \
+  " bmsk.clamp.b32 lower, 0, high;\n and.b32 %0, %0, lower;\n" /* none: all ones, of an empty word */ \
+  " add.u32 high, high, %1;\n @p st.shared.b32 [%3 + -4], high;\n @p add.u32 %3, %3, -4;\n"
+  asm volatile(
+      "{\n .reg .pred p;\n .reg .u32 high, lower;\n"
+      " setp.eq.u32 p, %0, 0;\n"
+      " @p add.u32 %2, %2, -4;\n @p ld.shared.b32 %0, [%2];\n @p add.u32 %1, %1, -32;\n" DSA_TAKE DSA_TAKE DSA_TAKE "}"
+      : "+r"(w.word), "+r"(w.first), "+r"(w.from), "+r"(w.at)
+      :
+      : "memory");
+#undef DSA_TAKE
 }
 
 // Four words from shared to global memory; both addresses are multiples of 16.
@@ -372,16 +417,29 @@ __device__ __forceinline__ void filter_four_pairs(const uint32_t* x, uint32_t lo
 #endif
 }
 
+// Two 16-bit scores against `pair`, which is the same one twice: all bits of a half where its score is above it, or
+// equal.
+template <bool kBFloat>
+__device__ __forceinline__ void compare_pair(uint32_t x, uint32_t pair, uint32_t& above, uint32_t& equal) {
+#if __CUDA_ARCH__ >= 900
+  if (kBFloat) {
+    asm("set.gt.u32.bf16x2 %0, %1, %2;" : "=r"(above) : "r"(x), "r"(pair));
+    asm("set.eq.u32.bf16x2 %0, %1, %2;" : "=r"(equal) : "r"(x), "r"(pair));
+  } else {
+    asm("set.gt.u32.f16x2 %0, %1, %2;" : "=r"(above) : "r"(x), "r"(pair));
+    asm("set.eq.u32.f16x2 %0, %1, %2;" : "=r"(equal) : "r"(x), "r"(pair));
+  }
+#else
+  const auto value = [](uint32_t h) { return kBFloat ? __uint_as_float(h << 16) : half_to_float(h & 0xffffu); };
+  const float first = value(x & 0xffffu), second = value(x >> 16), to = value(pair & 0xffffu);
+  above = (first > to ? 0xffffu : 0u) | (second > to ? 0xffff0000u : 0u);
+  equal = (first == to ? 0xffffu : 0u) | (second == to ? 0xffff0000u : 0u);
+#endif
+}
+
 // Bytes of x (0 to 3) and y (4 to 7), chosen by the digits of `which` from the lowest one up.
 __device__ __forceinline__ uint32_t select_bytes(uint32_t x, uint32_t y, uint32_t which) {
   return __byte_perm(x, y, which);
-}
-
-// All bits of each half as its highest one.
-__device__ __forceinline__ uint32_t sign_halves(uint32_t x) {
-  uint32_t signs;
-  asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(signs) : "r"(x));
-  return signs;
 }
 
 // The nearest float16 that is not below (above) x.
@@ -402,6 +460,12 @@ __device__ __forceinline__ const T& opaque(const T& x) {
   const T* p = &x;
   asm volatile("" : "+l"(p));
   return *p;
+}
+
+// The same of a number: what is made of it is made where it is used.
+__device__ __forceinline__ int opaque_number(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
 }
 
 // Asks for the 64 bytes at `p`, a multiple of that, to come to L2.
@@ -430,6 +494,10 @@ inline uint32_t ld_stream(const uint32_t* p) {
   return *p;
 }
 inline uint16_t ld_stream(const uint16_t* p) {
+  cpu::point();
+  return *p;
+}
+inline uint32_t ld_keep(const uint32_t* p) {
   cpu::point();
   return *p;
 }
@@ -503,6 +571,25 @@ inline uint32_t filter_step_around(float x, float lo, float hi, float value, uin
   return filter_step<kStride>(x, x == value ? INFINITY : lo, hi, tag, cursor);
 }
 inline void count(uint32_t address) { atomicAdd(reinterpret_cast<uint32_t*>(dynamic_smem() + address), 1u); }
+inline uint32_t add_to(uint32_t* count, uint32_t more) { return atomicAdd(count, more); }
+inline uint32_t add_one_to(uint32_t* count) { return atomicAdd(count, 1u); }
+struct BitWalk {
+  uint32_t word, first, from, at;
+};
+inline void take_three_bits(BitWalk& w) {
+  const auto word_at = [](uint32_t address) { return reinterpret_cast<uint32_t*>(dynamic_smem() + address); };
+  if (w.word == 0) {
+    w.from -= 4;
+    w.first -= 32;
+    w.word = *word_at(w.from);
+  }
+  for (int i = 0; i < 3 && w.word != 0; ++i) {
+    const uint32_t high = 31 - __clz(w.word);
+    w.word ^= 1u << high;
+    w.at -= 4;
+    *word_at(w.at) = w.first + high;
+  }
+}
 inline void append(bool in, uint32_t* count, void* list, uint32_t value, uint32_t tag) {
   if (!in) return;
   uint32_t* slot = static_cast<uint32_t*>(list) + 2 * atomicAdd(count, 1u);
@@ -548,6 +635,15 @@ inline void filter_four_pairs(const uint32_t* x, uint32_t lo, uint32_t hi, uint3
     above[i] = (even >> lane & 1u) * 0xffffu | (odd >> lane & 1u) * 0xffff0000u;
   }
 }
+template <bool kBFloat>
+inline void compare_pair(uint32_t x, uint32_t pair, uint32_t& above, uint32_t& equal) {
+  const auto value = [](uint32_t h) {
+    return kBFloat ? __uint_as_float((h & 0xffffu) << 16) : half_to_float(static_cast<uint16_t>(h));
+  };
+  const float first = value(x), second = value(x >> 16), to = value(pair);
+  above = (first > to) * 0xffffu | (second > to) * 0xffff0000u;
+  equal = (first == to) * 0xffffu | (second == to) * 0xffff0000u;
+}
 inline uint32_t select_bytes(uint32_t x, uint32_t y, uint32_t which) {
   uint32_t bytes = 0;
   for (int i = 0; i < 4; ++i) {
@@ -556,7 +652,6 @@ inline uint32_t select_bytes(uint32_t x, uint32_t y, uint32_t which) {
   }
   return bytes;
 }
-inline uint32_t sign_halves(uint32_t x) { return (x >> 15 & 1u) * 0xffffu | (x >> 31) * 0xffff0000u; }
 // The largest float16 in magnitude that is not beyond x, and the next one where that is to be passed.
 inline uint32_t half_toward(float x, bool away) {
   const uint32_t sign = x < 0.0f ? 0x8000u : 0u;
@@ -578,6 +673,7 @@ template <class T>
 inline const T& opaque(const T& x) {
   return x;
 }
+inline int opaque_number(int x) { return x; }
 inline void prefetch_l2(const void* p, uint32_t bytes) { cpu::bulk_prefetch(p, bytes); }
 inline void prefetch_piece(const void* p) { cpu::bulk_prefetch(p, 64); }
 

@@ -60,6 +60,11 @@ __device__ __forceinline__ uint32_t closer_step(const Args& args) {
   return ask_pass(at.s, b, kFast, pass);
 }
 
+// The step that follows a pass which did not settle the row.
+__device__ __forceinline__ Step after_pass(Path path) {
+  return path == kFast ? kRetry : path == kSecondTry ? kSettle : kExactly;
+}
+
 // One filtered pass of the bracket: finishes the row where it holds, else names the step that does.
 template <class C>
 __device__ __forceinline__ uint32_t pass_step(const Args& args) {
@@ -78,9 +83,7 @@ __device__ __forceinline__ uint32_t pass_step(const Args& args) {
   candidates.set_bracket(test.low(), test.high());
   const float top = s.bin_hi, scale = histogram_scale<C::kBins>(s.bin_lo, top);
   const Tally t = tally<C>(a, s, candidates, entries, top, scale, at.rank, at.bitmap, slice.last - slice.first);
-  const Path path = s.path;
-  if (!t.holds()) return missed<C>(s, t, path == kFast ? kRetry : path == kSecondTry ? kSettle : kExactly);
-  count_path<C>(a, at.rank, path);
+  if (!t.holds()) return missed<C>(s, t, after_pass(s.path));
   if (threadIdx.x == 0) s.crowd = Crowd{top, scale, 0, t.need, t.lower};
   return step(kChoose, entries);
 }
@@ -100,6 +103,8 @@ __device__ __forceinline__ uint32_t choose_step(const Args& args, int entries) {
   candidates.set_bracket(test.low(), test.high());
   Found crossing{0, 0, 0, 0};
   if (need > 0) crossing = crossing_bin<C>(candidates, entries, top, scale, need);
+  if (kMayLack<C> && crossing.bin < 0) return missed_below<C>(s, after_pass(s.path));
+  count_path<C>(a, at.rank, s.path);
   if (crossing.count > kTieCap) {
     if (threadIdx.x == 0) {
       s.crowd.bin = crossing.bin;
@@ -142,7 +147,7 @@ __device__ __forceinline__ uint32_t heavy_step(const Args& args) {
     return step(at.s.path == kCounted ? kExactly : kSecond);  // no step leads back: every row ends
   }
   count_path<C>(a, at.rank, at.s.path == kCounted ? kCounted : kPlateau);
-  return ask_emission<C>(at.s, r.lower, 0, false);
+  return ask_emission<C>(at.s, r.lower, 0);
 }
 
 template <class C>

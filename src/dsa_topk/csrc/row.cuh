@@ -45,7 +45,7 @@ __device__ __forceinline__ int32_t simple_length(const Args& a, int32_t length, 
 
 // The page of the window's position p, counted from the window's first.
 __device__ __forceinline__ uint32_t page_of(const Args& a, uint32_t p) {
-  return static_cast<uint32_t>((static_cast<uint64_t>(p) * a.page_magic) >> a.page_shift);
+  return __umulhi(p << 1, a.page_magic) >> a.page_shift;
 }
 
 __device__ __forceinline__ int64_t clamp64(int64_t x, int64_t lo, int64_t hi) { return x < lo ? lo : x > hi ? hi : x; }
@@ -89,18 +89,6 @@ struct Row {
   }
 };
 
-// Results leave in turns (emit.cuh): selected positions, counted from the turn's first, and (PAGED) what each page of
-// the turn adds to them. kTurnWords words of 32 positions are as many as a lane ever has in a turn.
-constexpr int32_t kTurnWords = 4, kTurnPages = 128;
-constexpr int32_t kLeastNear = 33;  // the least page size of which so many pages always hold a turn
-
-template <int kPositions>
-struct Stage {
-  static constexpr int32_t kRoom = kPositions;
-  uint16_t positions[kPositions];
-  int32_t add[kTurnPages];
-};
-
 // Where a row's results go.
 template <class E>
 struct Output {
@@ -125,76 +113,57 @@ struct Output {
   }
   __device__ __forceinline__ uint32_t paged(uint32_t p) const {
     const uint32_t page = page_of(a, p);
-    return p + (reinterpret_cast<const uint32_t*>(row.where)[page] - page) * static_cast<uint32_t>(a.page_size);
+    return p + (ptx::ld_keep(reinterpret_cast<const uint32_t*>(row.where) + page) - page) *
+                   static_cast<uint32_t>(a.page_size);
   }
 
-  // Asks for the pages of `span` positions from `base` on, which is negative where they begin before the window.
-  template <class S>
-  __device__ __forceinline__ void ask_pages(S& stage, int32_t base, int32_t span, int lane) const {
-    if (a.form != kPaged || a.page_size < kLeastNear) return;
-    const int32_t end = base + span < row.n ? base + span : row.n;
-    const uint32_t first = first_page(base), last = page_of(a, static_cast<uint32_t>(end - 1));
-    const int32_t* pages = reinterpret_cast<const int32_t*>(row.where) + first;
-#pragma unroll 1
-    for (uint32_t i = lane; first + i <= last; i += 32) ptx::copy_async(&stage.add[i], pages + i);
+  // Whether results leave alone: no positions or scores with them.
+  __device__ __forceinline__ bool alone() const { return positions == nullptr && scores == nullptr && !a.raw; }
+  // What positions are staged with (emit.cuh): results that need no page are staged as they leave.
+  __device__ __forceinline__ uint32_t add() const {
+    return alone() && a.form == kRagged ? static_cast<uint32_t>(row.where) : 0u;
   }
-  // Has them, and makes of each what it adds. Before the other lanes read them the warp must meet.
-  template <class S>
-  __device__ __forceinline__ void set_pages(S& stage, int32_t base, int32_t span, int lane) const {
-    if (a.form != kPaged || a.page_size < kLeastNear) return;
-    const int32_t end = base + span < row.n ? base + span : row.n;
-    const uint32_t first = first_page(base), last = page_of(a, static_cast<uint32_t>(end - 1));
-    ptx::wait_copies();
-#pragma unroll 1
-    for (uint32_t i = lane; first + i <= last; i += 32) {
-      const uint32_t physical = static_cast<uint32_t>(stage.add[i]);
-      stage.add[i] = static_cast<int32_t>(static_cast<uint32_t>(base) +
-                                          (physical - first - i) * static_cast<uint32_t>(a.page_size));
-    }
-  }
-  __device__ __forceinline__ uint32_t first_page(int32_t base) const {
-    return page_of(a, base > 0 ? static_cast<uint32_t>(base) : 0u);
+  // How many words a slot lies behind a 16-byte boundary.
+  __device__ __forceinline__ int32_t lead(int32_t slot) const {
+    return static_cast<int32_t>(reinterpret_cast<uint64_t>(out + slot) >> 2 & 3u);
   }
 
-  // The first `count` positions of a turn that begins at `base` to the slots from `slot` on, by one warp. What is
-  // common is done without a test a slot.
-  template <class S>
-  __device__ __forceinline__ void put_staged(int32_t slot, int32_t base, const S& stage, int32_t count,
+  // Staged positions to the slots from `slot` on, by one warp: `held` of them, which lie `lead` words behind `stage`,
+  // so that four neighbours on a 16-byte boundary go to one.
+  __device__ __forceinline__ void put_staged(int32_t slot, int32_t lead, const uint32_t* stage, int32_t held,
                                              int lane) const {
-    int32_t* to = out + slot;
-    const uint16_t* staged = stage.positions;
-    const auto write = [&](auto&& result) {
-      int32_t i = lane;
-      for (; i + 96 < count; i += 128) {
-        uint32_t r[4];
-#pragma unroll
-        for (int u = 0; u < 4; ++u) r[u] = result(staged[i + u * 32]);
-#pragma unroll
-        for (int u = 0; u < 4; ++u) to[i + u * 32] = static_cast<int32_t>(r[u]);
-      }
-      uint32_t r[3];
-#pragma unroll
-      for (int u = 0; u < 3; ++u) {
-        r[u] = i + u * 32 < count ? result(staged[i + u * 32]) : 0u;
-      }
-#pragma unroll
-      for (int u = 0; u < 3; ++u) {
-        if (i + u * 32 < count) to[i + u * 32] = static_cast<int32_t>(r[u]);
-      }
-    };
-    if (positions || scores || a.raw) {
-#pragma unroll 1
-      for (int32_t i = lane; i < count; i += 32) put(slot + i, static_cast<uint32_t>(base) + staged[i]);
-    } else if (a.form == kPaged && a.page_size < kLeastNear) {
-      write([&](uint32_t p) { return paged(static_cast<uint32_t>(base) + p); });
-    } else if (a.form == kPaged) {
-      // The turn's first position, counted from the start of its page (modulo 2^32).
-      const uint32_t before = static_cast<uint32_t>(base) - first_page(base) * static_cast<uint32_t>(a.page_size);
-      write([&](uint32_t p) { return p + static_cast<uint32_t>(stage.add[page_of(a, p + before)]); });
+    slot -= lead;  // of the stage's first word
+    const auto* pages = reinterpret_cast<const uint32_t*>(row.where);
+    if (alone() && a.form != kPaged) {
+      put_fours(slot, lead, stage, held, lane, [](uint32_t p) { return p; });
+    } else if (alone() && static_cast<uint32_t>(row.n) <= a.page_near) {
+      put_fours(slot, lead, stage, held, lane, [&](uint32_t p) {
+        const uint32_t page = __umulhi(p, a.page_near);
+        return p + (ptx::ld_keep(pages + page) - page) * static_cast<uint32_t>(a.page_size);
+      });
+    } else if (alone() && a.page_size == 1) {
+      put_fours(slot, lead, stage, held, lane, [&](uint32_t p) { return ptx::ld_keep(pages + p); });
     } else {
-      const uint32_t add = static_cast<uint32_t>(base) + static_cast<uint32_t>(row.where);
-      write([&](uint32_t p) { return p + add; });
+#pragma unroll 1
+      for (int32_t i = lead + lane; i < lead + held; i += 32) put(slot + i, stage[i]);
     }
+  }
+  template <class F>
+  __device__ __forceinline__ void put_fours(int32_t slot, int32_t lead, const uint32_t* stage, int32_t held, int lane,
+                                            F&& result) const {
+    int32_t* to = out + slot;
+    const int32_t end = lead + held, first = (lead + 3) & ~3, last = end & ~3;
+    const uint32_t *from = stage + first + 4 * lane, *behind = stage + last;
+    int32_t* four = to + first + 4 * lane;
+#pragma unroll 1
+    for (; from < behind; from += 128, four += 128) {
+      const uint4 p = *reinterpret_cast<const uint4*>(from);
+      *reinterpret_cast<uint4*>(four) = uint4{result(p.x), result(p.y), result(p.z), result(p.w)};
+    }
+    // The less than four in front, and behind.
+    const int32_t rest = last > first ? last : first, i = lane < 4 ? lead + lane : rest + lane - 4;
+    if (i < (lane < 4 ? (first < end ? first : end) : lane < 8 ? end : 0))
+      to[i] = static_cast<int32_t>(result(stage[i]));
   }
 
   __device__ __forceinline__ void put(int32_t slot, uint32_t p) const {

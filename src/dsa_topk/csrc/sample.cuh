@@ -125,8 +125,8 @@ __device__ __forceinline__ Bracket sample_bracket(const Args& a, const Row<typen
   if (width > 0.0f) {
     const float scale = __fdividef(static_cast<float>(kBins), top - bottom);
 #pragma unroll
-    for (int i = 0; i < kN; ++i) {
-      if (v[i] >= bottom) atomicAdd(&s.hist[bin_of<kBins>(v[i], top, scale)], 1u);
+    for (int i = 0; i < kN; ++i) {  // what lies below goes to a word behind the bins: a branch would cost more
+      atomicAdd(&s.hist[v[i] >= bottom ? bin_of<kBins>(v[i], top, scale) : kBins], 1u);
     }
     __syncthreads();
     const int32_t ranks[2] = {rank.lo, rank.hi};

@@ -15,13 +15,6 @@ struct Slice {
   int32_t shift, first, last;
 };
 
-// The bit of a place. With two scores a load a unit's first word has the even places and its second the odd ones, as
-// the ballots come.
-template <class E>
-__device__ __forceinline__ uint32_t bit_of(uint32_t place) {
-  return E::kLoad == 1 ? place : (place & ~63u) | (place & 1u) << 5 | ((place >> 1) & 31u);
-}
-
 template <class E>
 __device__ __forceinline__ int32_t row_shift(const Row<E>& row) {
   return static_cast<int32_t>((reinterpret_cast<uint64_t>(row.window) / sizeof(typename E::Bits)) &

@@ -118,16 +118,12 @@ __device__ __forceinline__ uint32_t ask_plateau(S& s, uint32_t key, Path path) {
 // All bits are set: asks for their emission. `lower`: what the blocks before this one have selected, but for what this
 // block's threads chose of them among the candidates.
 template <class C>
-__device__ __forceinline__ uint32_t ask_emission(FilterShared<C::kBins>& s, uint32_t lower, uint32_t chosen_lower,
-                                                 bool paired = true) {
+__device__ __forceinline__ uint32_t ask_emission(FilterShared<C::kBins>& s, uint32_t lower, uint32_t chosen_lower) {
   if (C::kMulti) {
     chosen_lower = __reduce_add_sync(ptx::kFullMask, chosen_lower);
     if ((threadIdx.x & 31) == 0) s.wb[threadIdx.x >> 5] = chosen_lower;
   }
-  if (threadIdx.x == 0) {
-    s.lower = lower;
-    s.paired = paired;
-  }
+  if (threadIdx.x == 0) s.lower = lower;
   return step(kEmit);
 }
 
@@ -140,8 +136,8 @@ __device__ __forceinline__ void emit_row(const Args& a) {
   uint32_t lower = at.s.lower;
   if (C::kMulti) lower += warp_sum_first(at.s.wb, C::kWarps, threadIdx.x & 31);
   const Row<E> row = at.noted();
-  emit_bitmap<C::kThreads>(Output<E>(a, row, at.index), at.slice(row), at.bitmap,
-                           reinterpret_cast<StageOf<E>*>(at.arena), at.s.wc, static_cast<int32_t>(lower), at.s.paired);
+  emit_bitmap<C::kThreads, C::kStage>(Output<E>(a, row, at.index), at.slice(row), at.bitmap,
+                                      reinterpret_cast<uint32_t*>(at.arena), at.s.wc, static_cast<int32_t>(lower));
 }
 
 // What follows a pass whose bracket did not hold, or whose crossing bin is crowded.
@@ -151,6 +147,12 @@ __device__ __forceinline__ uint32_t missed(FilterShared<C::kBins>& s, const Tall
     s.miss = t.miss();
     s.share = t.share();
   }
+  return step(next);
+}
+// The same where the choice found too few candidates (crossing_bin).
+template <class C>
+__device__ __forceinline__ uint32_t missed_below(FilterShared<C::kBins>& s, Step next) {
+  if (threadIdx.x == 0) s.miss = kTooHigh;
   return step(next);
 }
 template <class C>

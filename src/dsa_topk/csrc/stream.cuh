@@ -31,7 +31,7 @@ __device__ __forceinline__ int stream_filter(const Row<typename C::E>& row, cons
 #pragma unroll 1
       while (cursor > full) {
         cursor -= kStep;
-        const uint32_t slot = atomicAdd(&lists.s.spill_count, 1u);
+        const uint32_t slot = ptx::add_one_to(&lists.s.spill_count);
         if (slot < C::kSpill) lists.spill[slot] = lists.own[(cursor - start) / 8];
       }
       __syncwarp();  // one lane's detour must not leave the warp diverged through the ballots that follow
@@ -72,9 +72,9 @@ __device__ __forceinline__ int stream_filter(const Row<typename C::E>& row, cons
   // Ends a group of `units` units, the first of which has the words at `to`.
   const auto flush = [&](uint32_t* to, int units) {
     if constexpr (kLoad == 2) {
-      const uint32_t ballot = transpose_bits(marks, lane);  // of the even places in the lower half warp, else the odd
+      const uint32_t word = words_of_marks(marks, lane);
       marks = 0;
-      if ((lane & 15) < units) to[(lane & 15) * kWarps * 2 + (lane >> 4)] = ballot;
+      if ((lane & 15) < units) to[(lane & 15) * kWarps * 2 + (lane >> 4)] = word;
     }
   };
   const auto reload = [&](uint32_t (&v)[kBatch]) {  // the batch after the next one
@@ -103,14 +103,14 @@ __device__ __forceinline__ int stream_filter(const Row<typename C::E>& row, cons
   const int32_t whole = partial_in_y ? kBatch : 0, ending = whole + (left > 0 ? left : 0);
   uint32_t* group = words - whole * kWarps * kLoad;
   if (left > 0) {
-    const uint32_t before = marks;
+    const uint32_t before = marks;  // of the group's first loads, or none
     marks = 0;
     if (partial_in_y) {
 #pragma unroll
       for (int u = 0; u < kBatch; ++u) x[u] = y[u];
     }
     filter(x, first_batch, false);
-    marks = before | marks << whole;
+    marks = before | marks << (partial_in_y ? kBatch == 8 ? 1 : 8 : 0);  // mark_of(load + kBatch)
   }
   if (ending > 0) flush(group, ending);
   // The partial first and last units of the row.

@@ -10,13 +10,14 @@ constexpr uint32_t kFull = 0x80000000u;  // in BlockCounts::more: counted, but t
 // What a block knows after its counts met those of the row's other blocks.
 struct Tally {
   int32_t need;      // candidates still to take; negative: more than k scores above the bracket
-  uint32_t entries;  // candidates of the row
+  uint32_t entries;  // candidates of the row; where bins are exact (config.cuh) entries, of one or two
+  uint32_t most;     // no fewer than the candidates
   uint32_t lower;    // sure winners in the blocks before this one
   bool full;         // a list overflowed somewhere in the row
 
-  __device__ __forceinline__ bool holds() const { return !full && need >= 0 && need <= static_cast<int32_t>(entries); }
+  __device__ __forceinline__ bool holds() const { return !full && need >= 0 && need <= static_cast<int32_t>(most); }
   __device__ __forceinline__ Miss miss() const {
-    return need < 0 ? kTooLow : need > static_cast<int32_t>(entries) ? kTooHigh : kFullList;
+    return need < 0 ? kTooLow : need > static_cast<int32_t>(most) ? kTooHigh : kFullList;
   }
   __device__ __forceinline__ float share() const {  // of the candidates that are to be taken
     return __fdividef(static_cast<float>(need), static_cast<float>(entries));
@@ -40,7 +41,8 @@ __device__ __forceinline__ Tally tally(const Args& a, FilterShared<C::kBins>& s,
     inclusive = warp_inclusive_sum(static_cast<uint32_t>(entries), lane);
     if (lane == 31) s.wc[warp] = inclusive;
   } else if (lists.exact) {
-    lists.each_own_entry(entries, [&](const Entry& e, Entry* at) { found += lists.bin_pair(e, at); });
+    lists.each_own_entry(entries, [&](const Entry& e) { lists.count_pair(e); });
+    found = static_cast<uint32_t>(entries);
   } else {
     lists.each_own(entries, [&](const Entry& e) {
       count_in_bin<C>(s, e, top, scale);
@@ -75,7 +77,7 @@ __device__ __forceinline__ Tally tally(const Args& a, FilterShared<C::kBins>& s,
       ptx::map_shared(s.heads, tid)[rank] = BlockCounts{block_sure, fits ? mine : mine | kFull, found};
     ptx::row_sync<true>();
     uint32_t all = 0;
-    t = Tally{0, 0, 0, false};
+    t = Tally{0, 0, 0, 0, false};
     for (int32_t r = 0; r < a.cluster; ++r) {
       const BlockCounts h = s.heads[r];
       if (r == static_cast<int32_t>(rank)) t.lower = all;
@@ -83,11 +85,15 @@ __device__ __forceinline__ Tally tally(const Args& a, FilterShared<C::kBins>& s,
       t.full = t.full || (h.more & kFull);
       t.entries += h.found;
     }
+    t.most = t.entries;
     t.need = a.k - static_cast<int32_t>(all);
   } else {
     t.full = spilled > C::kSpill;
     if (!t.full && lists.exact) {
-      lists.each_spilled_entry([&](const Entry& e, Entry* at) { found += lists.bin_pair(e, at); });
+      lists.each_spilled_entry([&](const Entry& e) {
+        lists.count_pair(e);
+        ++found;
+      });
     } else if (!t.full) {
       lists.each_spilled([&](const Entry& e) {
         count_in_bin<C>(s, e, top, scale);
@@ -100,6 +106,7 @@ __device__ __forceinline__ Tally tally(const Args& a, FilterShared<C::kBins>& s,
     __syncthreads();
     t.need = a.k - static_cast<int32_t>(warp_sum_first(s.wb, C::kWarps, lane));
     t.entries = warp_sum_first(s.wc, C::kWarps, lane) + (t.full ? spilled : 0u);
+    t.most = lists.exact ? 2u * t.entries : t.entries;
     t.lower = 0;
   }
   return t;
