@@ -25,7 +25,7 @@ class Kernel:
 # for more (`_ROOM_16`), and they have no Row256Light of their own, nor a Row512: Row256 stands for both.
 _TABLE = (
     Kernel("Row128", 128, 1024, 1280),
-    Kernel("Row128Deep", 128, 2048, 1340),
+    Kernel("Row128Deep", 128, 2048, 1280),
     Kernel("Row256Light", 256, 2048, 1950),
     Kernel("Row256", 256, 4096, 1950),
     Kernel("Row512", 512, 4096, 5000),
@@ -187,10 +187,13 @@ def _choose_wave(width: int, k: int, element_bytes: int) -> Plan:
     if width > 98304 and element_bytes == 4:
         first, prefetch = "Row512", 65536
     # Rows that are soon over, and 16-bit scores, wait for what is done with candidates more than for the memory.
-    margins = _MARGINS_WAVE[first == "Row128" :]
-    if element_bytes == 2 and first != "Row128":
-        margins = _MARGINS_MANY if first == "Row128Deep" else _MARGINS_WAVE[2 * (width > 98304) :]
-        prefetch = 12288 if first == "Row128Deep" else prefetch
+    margins = _MARGINS_WAVE
+    if first == "Row128":
+        margins = _MARGINS_MANY
+    elif element_bytes == 2 and first == "Row128Deep":
+        margins, prefetch = _MARGINS_MANY, 12288
+    elif element_bytes == 2 and width > 98304:
+        margins = _MARGINS_WAVE[2:]
     choices = [(name, margin) for name in _ROWS[_ROWS.index(first) :] for margin in margins]
     return _first_with_room(choices, width, k, element_bytes, _SPARE_WAVE, -prefetch)
 

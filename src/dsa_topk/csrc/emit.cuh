@@ -4,6 +4,8 @@
 
 namespace dsa {
 
+constexpr uint32_t kManyBits = 96;  // of a lane in a turn
+
 // Writes the positions of the bitmap's set bits, ascending, to the row's slots from `slot` on. A warp owns a contiguous
 // part of the words and a lane neighbouring ones of these, as many as it takes for one turn: the more bits a lane has,
 // the less lanes differ. Each lane spreads its bits into the warp's stage, from where results leave in order, 16 bytes
@@ -23,7 +25,6 @@ __device__ __forceinline__ void emit_bitmap(const Output<E>& output, const Slice
   int32_t each = (per_warp + 31) >> 5;
   if ((each & 3) == 0) ++each;  // lanes that read words a multiple of four apart would wait for each other
   if (each > kMost) each = kMost;
-  const int32_t turn = each * 32;  // words
   // Set bits of the lane's words of the turn that begins at word `from`.
   const auto count = [&](int32_t from) {
     const int32_t own = from + lane * each, last = own + each < end ? own + each : end;
@@ -34,9 +35,15 @@ __device__ __forceinline__ void emit_bitmap(const Output<E>& output, const Slice
   };
   uint32_t bits = count(begin), all = bits;
 #pragma unroll 1
-  for (int32_t from = begin + turn; from < end; from += turn) all += count(from);
+  for (int32_t from = begin + each * 32; from < end; from += each * 32) all += count(from);
+  all = __reduce_add_sync(ptx::kFullMask, all);
+  // Winners side by side (sorted rows, plateaus) would be left to a few lanes: then a word a lane and turn.
+  if (each > 1 && (static_cast<int32_t>(all) > kRoom - 3 || __reduce_max_sync(ptx::kFullMask, bits) > kManyBits)) {
+    each = 1;
+    bits = count(begin);
+  }
+  const int32_t turn = each * 32;  // words
   if (kWarps > 1) {
-    all = __reduce_add_sync(ptx::kFullMask, all);
     if (lane == 0) warp_counts[warp] = all;
     __syncthreads();
     slot += static_cast<int32_t>(warp_sum_first(warp_counts, warp, lane));
