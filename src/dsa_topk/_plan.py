@@ -187,7 +187,7 @@ def _choose_wave(width: int, k: int, element_bytes: int) -> Plan:
     if width > 98304 and element_bytes == 4:
         first, prefetch = "Row512", 65536
     # Rows that are soon over, and 16-bit scores, wait for what is done with candidates more than for the memory.
-    margins = _MARGINS_WAVE
+    margins: tuple[float, ...] = _MARGINS_WAVE
     if first == "Row128":
         margins = _MARGINS_MANY
     elif element_bytes == 2 and first == "Row128Deep":
