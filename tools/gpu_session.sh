@@ -9,6 +9,9 @@
 # for it. In $OUT: nvidia-h200.json (to tests/results/), fuzz-*.json (to tests/results/conformance/), decode.json, prefill.json and
 # packed.json (to benchmarks/results/nvidia-h200/; then `dsa-topk bench --docs`), floor.json (to benchmarks/floor/), packages.json (to
 # tests/results/packages/nvidia-h200.json), ncu.csv (tools/profile_kernels.py makes a table of it for docs/kernel-notes.md).
+#
+# The tests still meet the fuzzers' last minutes on GPU 1, where a test of the timer may fail: then run the tests again alone,
+# `python tools/gpu_evidence.py --keep-sanitizers $OUT/nvidia-h200.json --out NEW.json` (three minutes).
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 out=${OUT:?where the results go}
