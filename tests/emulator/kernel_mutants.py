@@ -144,17 +144,9 @@ KERNELS = (
         "one of the last results stays behind",
         "row.cuh",
         "lane < 8 ? end : 0",
-        "lane < 7 ? end : 0",
+        "lane < 6 ? end : 0",
         "three results behind the last four: one is lost",
         hint="by_shape by_distribution",
-    ),
-    Mutant(
-        "turn longer than its stage",
-        "emit.cuh",
-        "behind > 0 && lead + behind <= kRoom",
-        "behind > 0",
-        "winners side by side: more positions than a stage has room for",
-        hint="by_distribution clusters",
     ),
     Mutant(
         "a lane's first word left out",
