@@ -339,7 +339,6 @@ KERNELS = (
         "for (uint32_t i = 0; i < 2; ++i) {",
         "for (uint32_t i = 0; i < 1; ++i) {",
         "every other candidate of a 16-bit type is lost",
-        times=2,
         hint="pairs_of_scores",
     ),
     Mutant(
